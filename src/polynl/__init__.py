@@ -1,0 +1,35 @@
+"""Non-local layers for vision networks at the cost of a convolution."""
+
+from polynl.blocks import (
+    BLOCKS,
+    TESA,
+    Block,
+    ConvBaseline,
+    EfficientNL,
+    LatentGNN,
+    NonLocal,
+    PolyNL,
+    PolynomialLayer,
+    build_block,
+)
+from polynl.blocks.peers import load_peer
+from polynl.models.insert import insert, inserted, remove
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BLOCKS",
+    "TESA",
+    "Block",
+    "ConvBaseline",
+    "EfficientNL",
+    "LatentGNN",
+    "NonLocal",
+    "PolyNL",
+    "PolynomialLayer",
+    "build_block",
+    "insert",
+    "inserted",
+    "load_peer",
+    "remove",
+]

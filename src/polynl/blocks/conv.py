@@ -1,0 +1,55 @@
+"""A convolution, with the interface of a block: what every other block is measured against."""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from polynl.blocks.base import Block, Init, choice
+
+
+class ConvBaseline(Block):
+    """Z = X * W, a C→C convolution with a kernel of 1 or 3 along each axis, padded to keep the size.
+
+    A kernel of 3 fixes the number of `spatial_axes`; a kernel of 1 takes maps of any.
+
+    Identity: W is the unit impulse; all of it receives gradient at once. Being linear, it needs no fp32 under
+    autocast and computes in autocast's own dtype.
+    """
+
+    leaves_autocast = False
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        kernel_size: Literal[1, 3] = 1,
+        bias: bool = False,
+        spatial_axes: int = 2,
+        init: Init = "identity",
+    ) -> None:
+        super().__init__(channels, init)
+        self.kernel_size = choice("kernel_size", kernel_size, (1, 3))
+        self.bias = bias
+        self.spatial_axes = choice("spatial_axes", spatial_axes, (1, 2, 3))
+        self.weight = nn.Parameter(torch.empty(channels, channels, *(kernel_size,) * spatial_axes))
+        self.offset = nn.Parameter(torch.zeros(channels)) if bias else None
+        if init == "identity":
+            nn.init.dirac_(self.weight)
+        else:
+            nn.init.normal_(self.weight, std=self.weight[0].numel() ** -0.5)
+
+    def transform(self, x: Float[Tensor, "b n c"], spatial: torch.Size) -> Float[Tensor, "b n c"]:
+        """The convolution, of the map as it was before it was folded."""
+        axes = len(spatial)
+        if self.kernel_size > 1 and axes != self.spatial_axes:
+            raise ValueError(
+                f"ConvBaseline: x has {axes} spatial axes; kernel_size={self.kernel_size} is for "
+                f"{self.spatial_axes} here: construct it with spatial_axes={axes}"
+            )
+        weight = self.weight.reshape(self.channels, self.channels, *(self.kernel_size,) * axes)
+        convolution = (F.conv1d, F.conv2d, F.conv3d)[axes - 1]
+        y = convolution(x.mT.unflatten(-1, spatial), weight, self.offset, padding=self.kernel_size // 2)
+        return y.flatten(2).mT

@@ -1,0 +1,63 @@
+"""Efficient attention (Shen 2021) as a block: Efficient-NL in the paper's tables."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from polynl.blocks.base import Block, Init, Pointwise, PointwiseNorm, choice, divides, width
+from polynl.functional.efficient import NORMALIZATIONS, Normalization, efficient_attention
+from polynl.functional.non_local import dot_product_mixing
+
+
+class EfficientNL(Block):
+    """Z = X + Y W_out with Y the attention of q = XW_q, k = XW_k, v = XW_v, from right to left.
+
+    See :func:`polynl.functional.efficient_attention`: `normalization` "softmax" is the published module,
+    "none" the unnormalised product of the paper's Eq. 2. `key_channels` and `value_channels` are half of
+    `channels` unless given, and divisible by `heads`.
+
+    Identity: W_out and its bias are zero; they receive gradient at once, the rest as soon as W_out has moved.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        heads: int = 1,
+        normalization: Normalization = "softmax",
+        key_channels: int | None = None,
+        value_channels: int | None = None,
+        bias: bool = True,
+        init: Init = "identity",
+    ) -> None:
+        super().__init__(channels, init)
+        self.normalization: Normalization = choice("normalization", normalization, NORMALIZATIONS)
+        self.key_channels = width("key_channels", key_channels, channels // 2)
+        self.value_channels = width("value_channels", value_channels, channels // 2)
+        divides("heads", heads, "key_channels", self.key_channels)
+        self.heads = divides("heads", heads, "value_channels", self.value_channels)
+        self.bias = bias
+        self.queries = Pointwise(channels, self.key_channels, bias=bias)
+        self.keys = Pointwise(channels, self.key_channels, bias=bias)
+        self.values = Pointwise(channels, self.value_channels, bias=bias)
+        self.out = PointwiseNorm(self.value_channels, channels, bias=bias, norm="none")
+        if init == "identity":
+            self.out.zero()
+
+    def transform(self, x: Float[Tensor, "b n c"], spatial: torch.Size) -> Float[Tensor, "b n c"]:
+        """The class's formula on a folded map."""
+        q, k, v = self.queries(x), self.keys(x), self.values(x)
+        return x + self.out(efficient_attention(q, k, v, self.heads, self.normalization))
+
+    def mixing(self, gram: Float[Tensor, "b c c"]) -> Float[Tensor, "b c c"]:
+        """M(G) with Z − X = X·M(G), without normalisation and bias: the heads' matrices, added up."""
+        if self.normalization != "none" or self.bias:
+            raise ValueError(
+                f"EfficientNL.mixing: normalization={self.normalization!r}, bias={self.bias}; "
+                "the block is X·M(G) only with 'none' and False"
+            )
+        q, k, v = (
+            layer.weight.unflatten(0, (self.heads, -1)).mT for layer in (self.queries, self.keys, self.values)
+        )
+        out = self.out.linear.weight.mT.unflatten(0, (self.heads, -1))
+        return dot_product_mixing(gram.unsqueeze(-3), q, k, v, out).sum(dim=-3)

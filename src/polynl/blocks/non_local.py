@@ -1,0 +1,155 @@
+"""The Non-local block (Wang 2018), with every public implementation's conventions as named options."""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from polynl.blocks.base import NORMS, Block, Init, Norm, Pointwise, PointwiseNorm, choice, positive, width
+from polynl.functional.non_local import (
+    DOT_PRODUCT_FORMS,
+    DotProductForm,
+    concatenation_attention,
+    dot_product_attention,
+    dot_product_mixing,
+    softmax_attention,
+)
+
+Mode = Literal["dot_product", "embedded_gaussian", "gaussian", "concatenation"]
+MODES: tuple[Mode, ...] = ("dot_product", "embedded_gaussian", "gaussian", "concatenation")
+Scale = Literal["none", "inner", "channels"]
+SCALES: tuple[Scale, ...] = ("none", "inner", "channels")
+SubSample = Literal["before", "after"]
+
+
+class NonLocal(Block):
+    """Z = X + norm(Y W_out), Y gathering g = XW_g from all positions by their similarity.
+
+    With θ = XWθ and φ = XWφ, M the number of keys and `scale` s:
+
+    * ``dot_product`` (Eq. 2): Y = s·θφᵀg / M, in `form` "gram" (linear in N, the default) or "quadratic".
+    * ``embedded_gaussian``: Y = softmax(s·θφᵀ) g.
+    * ``gaussian``: the same with θ = φ = X.
+    * ``concatenation``: Y = ReLU(wᵀ[θᵢ, φⱼ]) g / M.
+
+    `inner_channels` is the width of θ, φ and g (half of `channels` unless given); `scale` is 1, 1/√inner
+    ("inner") or 1/√C ("channels"). `sub_sample` max-pools the keys by `pool_size` (a number, or one per
+    spatial axis) before or after the projections φ and g; an axis shorter than the pool is pooled whole.
+    `bias` gives θ, φ and g a bias, `out_bias` (as `bias` unless given) the output projection.
+
+    Identity: the scale of the batch norm, or else W_out, is zero; it receives gradient at once, the rest as
+    soon as it has moved.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        mode: Mode = "dot_product",
+        form: DotProductForm | None = None,
+        inner_channels: int | None = None,
+        scale: Scale = "none",
+        sub_sample: SubSample | None = None,
+        pool_size: int | tuple[int, ...] = 2,
+        norm: Norm = "none",
+        bias: bool = False,
+        out_bias: bool | None = None,
+        init: Init = "identity",
+    ) -> None:
+        super().__init__(channels, init)
+        self.mode: Mode = choice("mode", mode, MODES)
+        self.form = self._checked_form(form)
+        self.inner_channels = width("inner_channels", inner_channels, channels // 2)
+        self.scale: Scale = choice("scale", scale, SCALES if mode != "concatenation" else ("none",))
+        self.sub_sample = choice("sub_sample", sub_sample, (None, "before", "after"))
+        self.pool_size = _checked_pool_size(pool_size)
+        self.norm: Norm = choice("norm", norm, NORMS)
+        self.bias = bias
+        self.out_bias = bias if out_bias is None else out_bias
+        inner, embedded = self.inner_channels, mode != "gaussian"
+        self.theta = Pointwise(channels, inner, bias=bias) if embedded else None
+        self.phi = Pointwise(channels, inner, bias=bias) if embedded else None
+        self.g = Pointwise(channels, inner, bias=bias)
+        self.pair = nn.Parameter(torch.empty(2 * inner)) if mode == "concatenation" else None
+        self.out = PointwiseNorm(inner, channels, bias=self.out_bias, norm=norm)
+        self.reset_parameters()
+
+    def _checked_form(self, form: DotProductForm | None) -> DotProductForm | None:
+        if self.mode == "dot_product":
+            return "gram" if form is None else choice("form", form, DOT_PRODUCT_FORMS)
+        if form is not None:
+            raise ValueError(f"form={form!r}: expected None, since mode={self.mode!r} has only one form")
+        return None
+
+    def reset_parameters(self) -> None:
+        """PyTorch's initial values, and a zero output where the block is to start as the identity."""
+        for layer in (self.theta, self.phi, self.g, self.out.linear):
+            if layer is not None:
+                layer.reset_parameters()
+        if self.pair is not None:
+            nn.init.normal_(self.pair, std=self.pair.shape[0] ** -0.5)
+        if self.init == "identity":
+            self.out.zero()
+
+    def transform(self, x: Float[Tensor, "b n c"], spatial: torch.Size) -> Float[Tensor, "b n c"]:
+        """The class's formula on a folded map."""
+        keys = self._pooled(x, spatial) if self.sub_sample == "before" else x
+        theta = x if self.theta is None else self.theta(x)
+        phi = keys if self.phi is None else self.phi(keys)
+        g = self.g(keys)
+        if self.sub_sample == "after":
+            phi, g = self._pooled(phi, spatial), self._pooled(g, spatial)
+        return x + self.out(self._attention(theta, phi, g))
+
+    def _attention(
+        self, theta: Float[Tensor, "b n d"], phi: Float[Tensor, "b m d"], g: Float[Tensor, "b m e"]
+    ) -> Float[Tensor, "b n e"]:
+        if self.pair is not None:
+            return concatenation_attention(theta, phi, g, self.pair)
+        if self.form is not None:
+            return dot_product_attention(theta * self._scale(), phi, g, self.form)
+        return softmax_attention(theta, phi, g, self._scale())
+
+    def _scale(self) -> float:
+        return {"none": 1.0, "inner": self.inner_channels**-0.5, "channels": self.channels**-0.5}[self.scale]
+
+    def _pooled(self, x: Float[Tensor, "b n d"], spatial: torch.Size) -> Float[Tensor, "b m d"]:
+        sizes = self.pool_size if isinstance(self.pool_size, tuple) else (self.pool_size,) * len(spatial)
+        if len(sizes) != len(spatial):
+            raise ValueError(
+                f"NonLocal: x has {len(spatial)} spatial axes; "
+                f"pool_size={self.pool_size!r} is for {len(sizes)}"
+            )
+        window = tuple(min(size, extent) for size, extent in zip(sizes, spatial, strict=True))
+        pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(spatial) - 1]
+        return pool(x.mT.unflatten(-1, spatial), window).flatten(2).mT
+
+    def mixing(self, gram: Float[Tensor, "b c c"]) -> Float[Tensor, "b c c"]:
+        """M(G) with Z − X = X·M(G), for dot products without bias, norm and sub-sampling."""
+        blocking = {
+            "mode": (self.mode, "dot_product"),
+            "bias": (self.bias, False),
+            "out_bias": (self.out_bias, False),
+            "norm": (self.norm, "none"),
+            "sub_sample": (self.sub_sample, None),
+        }
+        for name, (value, needed) in blocking.items():
+            if value != needed:
+                raise ValueError(
+                    f"NonLocal.mixing: {name}={value!r}; the block is X·M(G) only with {needed!r}"
+                )
+        assert self.theta is not None
+        assert self.phi is not None
+        return self._scale() * dot_product_mixing(
+            gram, self.theta.weight.mT, self.phi.weight.mT, self.g.weight.mT, self.out.linear.weight.mT
+        )
+
+
+def _checked_pool_size(pool_size: int | tuple[int, ...]) -> int | tuple[int, ...]:
+    if isinstance(pool_size, int):
+        return positive("pool_size", pool_size)
+    if not 1 <= len(pool_size) <= 3:
+        raise ValueError(f"pool_size={pool_size!r}: expected a whole number, or one for each of 1 to 3 axes")
+    return tuple(positive("pool_size", size) for size in pool_size)

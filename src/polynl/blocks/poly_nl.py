@@ -1,0 +1,55 @@
+"""The Poly-NL layer."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from polynl.blocks.base import Block, Init, choice, divides
+from polynl.functional.poly_nl import FORMS, Form, poly_nl, poly_nl_mixing
+
+
+class PolyNL(Block):
+    """Z = αX + βY with Y = (Φ(XW₁ ⊙ XW₂) ⊙ X) W₃, the paper's Eq. 6. See :func:`polynl.functional.poly_nl`.
+
+    W₁, W₂, W₃ are C×C; α and β are learnable scalars. With `reduction` r > 1 the inside has C/r channels:
+    W₁, W₂ and a value projection Wᵥ are C×(C/r), W₃ is (C/r)×C, and X inside Y becomes XWᵥ.
+
+    `form` chooses how the same value is computed: "direct", "gram", or by size with "auto".
+
+    Identity: α = 1 and β = 0. β receives gradient at once, W₁, W₂ and W₃ as soon as β has moved.
+    Y is cubic: an input s times as large gives a Y s³ times as large.
+
+    >>> PolyNL(64)(torch.randn(2, 64, 14, 14)).shape
+    torch.Size([2, 64, 14, 14])
+    """
+
+    def __init__(
+        self, channels: int, *, form: Form = "auto", reduction: int = 1, init: Init = "identity"
+    ) -> None:
+        super().__init__(channels, init)
+        self.form: Form = choice("form", form, FORMS)
+        self.reduction = divides("reduction", reduction, "channels", channels)
+        inner = channels // reduction
+        self.w1 = nn.Parameter(torch.empty(channels, inner))
+        self.w2 = nn.Parameter(torch.empty(channels, inner))
+        self.w3 = nn.Parameter(torch.empty(inner, channels))
+        self.w_value = nn.Parameter(torch.empty(channels, inner)) if reduction > 1 else None
+        self.alpha = nn.Parameter(torch.empty(()))
+        self.beta = nn.Parameter(torch.empty(()))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Matrices that keep the variance of what they multiply; α = 1; β = 0 for the identity, else 1."""
+        for weight in (self.w1, self.w2, self.w3, self.w_value):
+            if weight is not None:
+                nn.init.normal_(weight, std=weight.shape[0] ** -0.5)
+        nn.init.ones_(self.alpha)
+        nn.init.constant_(self.beta, 0.0 if self.init == "identity" else 1.0)
+
+    def transform(self, x: Float[Tensor, "b n c"], spatial: torch.Size) -> Float[Tensor, "b n c"]:
+        """See :func:`polynl.functional.poly_nl`."""
+        return poly_nl(x, self.w1, self.w2, self.w3, self.alpha, self.beta, self.w_value, self.form)
+
+    def mixing(self, gram: Float[Tensor, "b c c"]) -> Float[Tensor, "b c c"]:
+        """M(G) with Y = X·M(G). See :func:`polynl.functional.poly_nl_mixing`."""
+        return poly_nl_mixing(gram, self.w1, self.w2, self.w3, self.w_value)

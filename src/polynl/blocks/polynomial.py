@@ -1,0 +1,60 @@
+"""The trainable polynomial layer of Π-nets (Chrysos 2020), in factored form."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from polynl.blocks.base import Block, Init, positive, width
+from polynl.functional.polynomial import ccp
+
+
+class PolynomialLayer(Block):
+    """A polynomial of order D of the channels at each position, with Π-net's coupled CP factors (CCP).
+
+    o = U₁h, then o ← (Uᵢh) ⊙ o + o for i = 2 … D, and Z = Co + bias. The Uᵢ are `rank` × C, and `rank` is C
+    unless given. See :func:`polynl.functional.ccp`. It is what the other blocks are not: local, and with
+    terms of every order up to D (Eq. 3).
+
+    Identity: U₁ and C are identities and the other Uᵢ zero, which needs `rank` ≥ C; all of them receive
+    gradient at once.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        order: int = 3,
+        rank: int | None = None,
+        bias: bool = True,
+        init: Init = "identity",
+    ) -> None:
+        super().__init__(channels, init)
+        self.order = positive("order", order)
+        self.rank = width("rank", rank, channels)
+        self.bias = bias
+        if init == "identity" and self.rank < channels:
+            raise ValueError(
+                f"rank={rank}: expected at least channels={channels} to start as the identity; "
+                "give a larger rank, or init='random'"
+            )
+        self.factors = nn.ParameterList(torch.empty(self.rank, channels) for _ in range(order))
+        self.out = nn.Parameter(torch.empty(channels, self.rank))
+        self.offset = nn.Parameter(torch.zeros(channels)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Identity or variance-keeping matrices; a zero bias."""
+        if self.init == "identity":
+            for factor in self.factors:
+                nn.init.zeros_(factor)
+            nn.init.eye_(self.factors[0])
+            nn.init.eye_(self.out)
+        else:
+            for weight in (*self.factors, self.out):
+                nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
+        if self.offset is not None:
+            nn.init.zeros_(self.offset)
+
+    def transform(self, x: Float[Tensor, "b n c"], spatial: torch.Size) -> Float[Tensor, "b n c"]:
+        """See :func:`polynl.functional.ccp`."""
+        return ccp(x, list(self.factors), self.out, self.offset)

@@ -1,0 +1,72 @@
+"""TESA (Babiloni 2020) as a block: a reconstruction, since no code is public."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from polynl.blocks.base import Block, Init, Pointwise, PointwiseNorm, choice
+from polynl.functional.tesa import NORMALIZATIONS, ORDERS, Normalization, Order, tesa_mode
+
+Embedding = Literal["linear", "none"]
+Fusion = Literal["sum", "concat"]
+
+
+class TESA(Block):
+    """Z = X + fused(Y₁, …, Y_R) W_out, one Y for each axis r of the feature tensor, the channels among them.
+
+    Y_r = fold(A₍r₎ B₍r₎ᵀ V₍r₎), the matricizations of three embeddings of X along axis r: see
+    :func:`polynl.functional.tesa_mode`, also for `order`, which changes the cost and not the value.
+
+    **This is a reconstruction.** What is known of TESA are the three matricizations of an H×W×C tensor, the
+    six matrix products, and that the results of the modes are fused. The rest are choices, made options:
+
+    * `embedding`: "linear", A, B and V are 1×1 convolutions of X; "none", all three are X.
+    * `normalization`: "mean", Y_r is divided by the number of columns of its matricization; "none".
+    * `fusion`: "sum" adds the modes up; "concat" lays them side by side, for maps with `spatial_axes` axes.
+
+    Identity: W_out is zero; it receives gradient at once, the rest as soon as it has moved.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        order: Order = "cheap",
+        embedding: Embedding = "linear",
+        normalization: Normalization = "mean",
+        fusion: Fusion = "sum",
+        spatial_axes: int = 2,
+        init: Init = "identity",
+    ) -> None:
+        super().__init__(channels, init)
+        self.order: Order = choice("order", order, ORDERS)
+        self.embedding: Embedding = choice("embedding", embedding, ("linear", "none"))
+        self.normalization: Normalization = choice("normalization", normalization, NORMALIZATIONS)
+        self.fusion: Fusion = choice("fusion", fusion, ("sum", "concat"))
+        self.spatial_axes = choice("spatial_axes", spatial_axes, (1, 2, 3))
+        linear = embedding == "linear"
+        self.a = Pointwise(channels, channels, bias=False) if linear else None
+        self.b = Pointwise(channels, channels, bias=False) if linear else None
+        self.v = Pointwise(channels, channels, bias=False) if linear else None
+        fused = channels if fusion == "sum" else channels * (1 + spatial_axes)
+        self.out = PointwiseNorm(fused, channels, bias=False, norm="none")
+        if init == "identity":
+            self.out.zero()
+
+    def transform(self, x: Float[Tensor, "b n c"], spatial: torch.Size) -> Float[Tensor, "b n c"]:
+        """The class's formula on a folded map."""
+        if self.fusion == "concat" and len(spatial) != self.spatial_axes:
+            raise ValueError(
+                f"TESA: x has {len(spatial)} spatial axes; fusion='concat' is for {self.spatial_axes} here: "
+                f"construct it with spatial_axes={len(spatial)}, or with fusion='sum' for all"
+            )
+        a, b, v = (
+            (x if layer is None else layer(x)).mT.unflatten(-1, spatial) for layer in (self.a, self.b, self.v)
+        )
+        modes = [
+            tesa_mode(a, b, v, axis, self.order, self.normalization).flatten(2).mT
+            for axis in range(1, v.dim())
+        ]
+        return x + self.out(sum(modes[1:], modes[0]) if self.fusion == "sum" else torch.cat(modes, dim=-1))

@@ -1,0 +1,39 @@
+"""Latent-GNN (Zhang 2019): positions speak to each other through a few latent nodes."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from polynl.functional.gram import mix
+
+
+def latent_gnn(
+    v: Float[Tensor, "b n c"],
+    to_latent: Float[Tensor, "b n d"],
+    from_latent: Float[Tensor, "b n d"] | None = None,
+) -> Float[Tensor, "b n c"]:
+    """One kernel with d latent nodes: 2n·c·d multiply-adds over the positions, 2c·d² among the nodes.
+
+    a = ReLU(to_latent) and b = ReLU(from_latent) tie positions to nodes; b has unit length at each position,
+    a has unit length over the positions of each node. Without `from_latent` the kernel is symmetric: b = a,
+    of unit length at each position. Then
+
+        Z = aᵀv,   Z ← softmax(ẐẐᵀ) Z with rows of Ẑ of unit length,   Y = bZ.
+
+    aᵀv is a sum over positions, so Y grows with the map as √N (asymmetric) or N (symmetric).
+    """
+    if from_latent is None:
+        a = b = unit_length(to_latent.relu(), dim=-1)
+    else:
+        a, b = unit_length(to_latent.relu(), dim=-2), unit_length(from_latent.relu(), dim=-1)
+    nodes = a.mT @ v
+    directions = unit_length(nodes, dim=-1)
+    return mix(b, torch.softmax(directions @ directions.mT, dim=-1) @ nodes)
+
+
+def unit_length(x: Float[Tensor, "*b"], dim: int) -> Float[Tensor, "*b"]:
+    """X divided by its L2 norm along `dim`, or by 1e-12 where that is larger.
+
+    `F.normalize` is the same, but its second derivative is NaN at zero vectors, which ReLU makes.
+    """
+    return x / x.square().sum(dim=dim, keepdim=True).clamp_min(1e-24).sqrt()

@@ -1,0 +1,77 @@
+"""The pairwise functions of the Non-local block (Wang 2018): every position attends to every key.
+
+θ are the queries (b, n, d), φ the keys (b, m, d), g the values (b, m, e); m < n where keys are sub-sampled.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from polynl.functional.gram import gram, mix
+
+DotProductForm = Literal["gram", "quadratic"]
+DOT_PRODUCT_FORMS: tuple[DotProductForm, ...] = ("gram", "quadratic")
+
+
+def dot_product_attention(
+    theta: Float[Tensor, "*b n d"],
+    phi: Float[Tensor, "*b m d"],
+    g: Float[Tensor, "*b m e"],
+    form: DotProductForm = "gram",
+) -> Float[Tensor, "*b n e"]:
+    """Y = θ φᵀ g / M, Eq. 2 divided by the number of keys M.
+
+    * ``quadratic`` multiplies left to right, as published: the N×M similarities are made.
+    * ``gram`` multiplies right to left: the same values at a cost linear in N and M.
+    """
+    if form == "gram":
+        return mix(theta, gram(phi, g))
+    return (theta @ phi.mT / phi.shape[-2]) @ g
+
+
+def dot_product_mixing(
+    gram: Float[Tensor, "b c c"],
+    w_theta: Float[Tensor, "c d"],
+    w_phi: Float[Tensor, "c d"],
+    w_g: Float[Tensor, "c e"],
+    w_out: Float[Tensor, "e c"],
+) -> Float[Tensor, "b c c"]:
+    """M(G) = Wθ Wφᵀ G W_g W_out, so that the block's Y = X·M(G). Linear in G."""
+    dtype = torch.promote_types(gram.dtype, w_theta.dtype)
+    left = w_theta.to(dtype) @ w_phi.to(dtype).mT
+    right = w_g.to(dtype) @ w_out.to(dtype)
+    return left @ gram.to(dtype) @ right
+
+
+def softmax_attention(
+    theta: Float[Tensor, "b n d"],
+    phi: Float[Tensor, "b m d"],
+    g: Float[Tensor, "b m e"],
+    scale: float = 1.0,
+) -> Float[Tensor, "b n e"]:
+    """Y = softmax(scale · θ φᵀ) g over the keys, Gaussian and embedded Gaussian: 2nm·d multiply-adds.
+
+    torch's fused attention never stores the N×M scores, but has no second derivative; fp64, the dtype in
+    which derivatives are checked and not trained, takes the formula as it stands.
+    """
+    if theta.dtype == torch.float64:
+        return torch.softmax(theta @ phi.mT * scale, dim=-1) @ g
+    return F.scaled_dot_product_attention(theta, phi, g, scale=scale)
+
+
+def concatenation_attention(
+    theta: Float[Tensor, "b n d"],
+    phi: Float[Tensor, "b m d"],
+    g: Float[Tensor, "b m e"],
+    w: Float[Tensor, " two_d"],
+) -> Float[Tensor, "b n e"]:
+    """Y = ReLU(wᵀ[θᵢ, φⱼ]) g / M.
+
+    wᵀ[θᵢ, φⱼ] = aᵢ + bⱼ with a = θ w[:d] and b = φ w[d:], so the 2D×N×M concatenation is never made.
+    """
+    w_theta, w_phi = w.chunk(2)
+    scores = (theta @ w_theta).unsqueeze(-1) + (phi @ w_phi).unsqueeze(-2)
+    return scores.relu() / phi.shape[-2] @ g

@@ -1,0 +1,36 @@
+"""TESA (Babiloni 2020), a reconstruction: self-attention along every mode of the feature tensor."""
+
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor
+
+Order = Literal["cheap", "quadratic"]
+ORDERS: tuple[Order, ...] = ("cheap", "quadratic")
+Normalization = Literal["mean", "none"]
+NORMALIZATIONS: tuple[Normalization, ...] = ("mean", "none")
+
+
+def tesa_mode(
+    a: Float[Tensor, "b c *spatial"],
+    b: Float[Tensor, "b c *spatial"],
+    v: Float[Tensor, "b c *spatial"],
+    axis: int,
+    order: Order = "cheap",
+    normalization: Normalization = "none",
+) -> Float[Tensor, "b c *spatial"]:
+    """fold(A₍r₎ B₍r₎ᵀ V₍r₎), T₍r₎ (R×S) being T with `axis` as its rows and all other axes as its columns.
+
+    * ``cheap``: (ABᵀ)V through an R×R matrix, 2R²S multiply-adds.
+    * ``quadratic``: A(BᵀV) through an S×S matrix, 2RS²: the cost the Poly-NL paper compares with.
+
+    `normalization` "mean" divides by the number of columns S.
+
+    With A = B = V = X and the channel axis this is X·(XᵀX) of the folded map: N times the Gram matrix mixes.
+    """
+    rows_first = v.movedim(axis, 1)
+    a, b, flat = (t.movedim(axis, 1).flatten(2) for t in (a, b, v))
+    if normalization == "mean":
+        a = a / a.shape[-1]
+    y = (a @ b.mT) @ flat if order == "cheap" else a @ (b.mT @ flat)
+    return y.reshape(rows_first.shape).movedim(1, axis)

@@ -1,0 +1,322 @@
+"""Put a block before or after any named module of any model, and take it out again.
+
+The block becomes a child of the module it stands next to (`polynl_before` or `polynl_after`), and a forward
+hook on that module runs it. No module is wrapped or renamed, so the host's state-dict keys stay as they are.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from polynl.blocks.registry import build_block
+
+Model = TypeVar("Model", bound=nn.Module)
+Names = str | Sequence[str] | None
+
+# What to assume of an input, by the rank of the model's first convolution.
+GUESSED_SIZES = {1: (1024,), 2: (224, 224), 3: (16, 64, 64)}
+
+
+def insert(
+    model: Model,
+    block: str | Callable[..., nn.Module],
+    *,
+    before: Names = None,
+    after: Names = None,
+    channels: int | None = None,
+    example: Any = None,
+    **options: Any,
+) -> Model:
+    """Give every named module a new block on its input (`before`) or its output (`after`); return the model.
+
+    `block` is a name in `polynl.BLOCKS`, a block class or any callable; it is called with the channel count
+    and `options`. Modules are named as in `model.named_modules()`, "" being the model itself. A block before
+    a module takes its first positional argument; at a plain `nn.Sequential` it goes to the outermost child.
+
+    Unless `channels` is given, one forward pass in eval mode finds it. Its input is `example` (one argument,
+    or a tuple of several) or else a guess from the first convolution. An error leaves the model as it was.
+
+    >>> import torchvision
+    >>> model = insert(torchvision.models.resnet18(), "poly_nl", before="layer3.1", reduction=2)
+    >>> model.layer3[1].polynl_before.channels
+    256
+    """
+    if isinstance(block, nn.Module) or not (isinstance(block, str) or callable(block)):
+        raise TypeError(f"block must be a name, a block class or a callable that makes blocks, got {block!r}")
+    if channels is not None and example is not None:
+        raise ValueError("give channels or example, not both: the example only serves to find the channels")
+    places = [*_places(model, "before", before), *_places(model, "after", after)]
+    _check_free(places)
+    if channels is None:
+        _run_watched(model, places, example)
+    blocks = []
+    for place in places:
+        width = place.width() if channels is None else channels
+        new = build_block(block, width, **options) if isinstance(block, str) else block(width, **options)
+        if not isinstance(new, nn.Module):
+            raise TypeError(f"block must make an nn.Module from the channel count, got {new!r}")
+        blocks.append(new.to(**_home(place.module, model)).train(place.module.training))
+    for place, new in zip(places, blocks, strict=True):
+        place.attach(new)
+    return model
+
+
+def remove(model: Model) -> Model:
+    """Take out every block that `insert` put into the model, and return it; without any, nothing happens."""
+    for module in list(model.modules()):
+        for side in HOOKS:
+            if _handle_name(side) in vars(module):
+                getattr(module, _handle_name(side)).remove()
+                delattr(module, _handle_name(side))
+                delattr(module, _child_name(side))
+    return model
+
+
+def inserted(model: nn.Module) -> dict[str, nn.Module]:
+    """The blocks that `insert` put into the model, by dotted name, such as "layer3.5.polynl_before"."""
+    return {
+        _joined(name, _child_name(side)): module.get_submodule(_child_name(side))
+        for name, module in model.named_modules()
+        for side in HOOKS
+        if _handle_name(side) in vars(module)
+    }
+
+
+# Running a block
+
+
+def _run_before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not args:
+        raise TypeError(f"{type(module).__name__} has a block before it and must get its input by position")
+    return (_run(module, "before", args[0]), *args[1:])
+
+
+def _run_after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    return _run(module, "after", output)
+
+
+# They find the block on the module they are called with, so that copies and pickles run their own.
+HOOKS: dict[str, Callable[..., Any]] = {"before": _run_before, "after": _run_after}
+
+
+def _run(module: nn.Module, side: str, x: Any) -> Any:
+    block = getattr(module, _child_name(side))
+    if isinstance(x, torch.fx.Proxy):
+        return _traced_by_fx(block, x)
+    if not isinstance(x, Tensor):
+        raise TypeError(
+            f"the block {side} {type(module).__name__} needs one tensor (b, c, *spatial), got {_described(x)}"
+        )
+    return block(x)
+
+
+def _traced_by_fx(block: nn.Module, x: torch.fx.Proxy) -> Any:
+    """Record the block as one node: its checks of shapes cannot be traced symbolically."""
+    tracer: Any = x.tracer
+
+    def as_leaf(x: torch.fx.Proxy) -> Any:
+        return tracer.create_proxy("call_module", tracer.path_of_module(block), (x,), {})
+
+    return tracer.call_module(block, as_leaf, (x,), {})
+
+
+def _child_name(side: str) -> str:
+    return f"polynl_{side}"
+
+
+def _handle_name(side: str) -> str:
+    return f"polynl_{side}_handle"
+
+
+# Finding the places
+
+
+@dataclass(frozen=True)
+class _Place:
+    """One side of a module; `seen` holds the shapes that passed it, or in words what was not a tensor."""
+
+    side: str
+    name: str
+    module: nn.Module
+    seen: list[torch.Size | str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f'{self.side} "{self.name}" ({type(self.module).__name__})'
+
+    def watch(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if self.side == "before" and not args:
+            self.seen.append(f"only keyword arguments ({', '.join(kwargs)})")
+        else:
+            self.seen.append(_described(args[0] if self.side == "before" else output))
+
+    def width(self) -> int:
+        widths = sorted({shape[1] for shape in self.seen if isinstance(shape, torch.Size)})
+        if len(widths) > 1:
+            raise ValueError(f"no block can go {self}: it is called with different channel counts, {widths}")
+        return widths[0]
+
+    def attach(self, block: nn.Module) -> None:
+        self.module.add_module(_child_name(self.side), block)
+        if self.side == "before":
+            handle = self.module.register_forward_pre_hook(HOOKS[self.side])
+        else:
+            handle = self.module.register_forward_hook(HOOKS[self.side])
+        # Kept on the module also because unpickling a handle reserves its id: else the next hook registered
+        # in the new process could get the same id and silently replace this one.
+        setattr(self.module, _handle_name(self.side), handle)
+
+
+def _places(model: nn.Module, side: str, names: Names) -> list[_Place]:
+    modules = dict(model.named_modules(remove_duplicate=False))
+    places = []
+    for name in [names] if isinstance(names, str) else [] if names is None else names:
+        if name not in modules:
+            near = _listed(difflib.get_close_matches(str(name), modules, n=5))
+            hint = f"near it are {near}" if near else f"it has {_listed([*model._modules])}"
+            raise ValueError(f"{type(model).__name__} has no module {name!r}; {hint}")
+        places.append(_descended(model, _Place(side, name, modules[name])))
+    return places
+
+
+def _descended(model: nn.Module, place: _Place) -> _Place:
+    """The place, or that of the outermost child of a Sequential, which would run the block as a layer."""
+    module = place.module
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ValueError(f"no block can go {place}: hooks do not run in a scripted module")
+    if type(module).forward is nn.Sequential.forward:
+        if len(module._modules) == 0:
+            raise ValueError(f"no block can go {place}: it is empty")
+        key = list(module._modules)[0 if place.side == "before" else -1]
+        child = _Place(place.side, _joined(place.name, key), module.get_submodule(key))
+        uses = sum(other is child.module for m in model.modules() for other in m._modules.values())
+        if uses > 1:
+            raise ValueError(f"no block can go {place}: its child {key!r} is used in {uses} places")
+        return _descended(model, child)
+    if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+        children = _listed([_joined(place.name, key) for key in module._modules])
+        raise ValueError(f"no block can go {place}: it iterates over its children; choose one of {children}")
+    return place
+
+
+def _check_free(places: list[_Place]) -> None:
+    if not places:
+        raise ValueError("say where the block goes: before= or after= the dotted name of a module")
+    taken = set()
+    for place in places:
+        key = (place.module, place.side)
+        if key in taken or hasattr(place.module, _child_name(place.side)):
+            raise ValueError(f"there is already a block {place}; polynl.remove(model) takes all blocks out")
+        taken.add(key)
+
+
+def _joined(*names: str) -> str:
+    return ".".join(name for name in names if name)
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    return ", ".join(f'"{name}"' for name in names[:most]) + (", …" if len(names) > most else "")
+
+
+# Finding the channel counts
+
+
+def _run_watched(model: nn.Module, places: list[_Place], example: Any) -> None:
+    """One forward pass that fills `seen` of every place with what a block can work on, or an error."""
+    args: tuple[Any, ...] = ()
+    cause = None
+    handles = [place.module.register_forward_hook(place.watch, with_kwargs=True) for place in places]
+    try:
+        with _at_rest(model), torch.no_grad():
+            given = _guessed_input(model) if example is None else example
+            args = given if isinstance(given, tuple) else (given,)
+            model(*args)
+    except Exception as error:
+        # It does not matter if every place was seen before: a head may want inputs of another size.
+        cause = error
+    finally:
+        for handle in handles:
+            handle.remove()
+    missed = ", ".join(str(place) for place in places if not place.seen)
+    if missed and cause is not None:
+        source = "an input guessed from the model" if example is None else "the example"
+        raise ValueError(
+            f"could not find the channels {missed}: the forward pass with {source} failed with "
+            f"{type(cause).__name__}: {cause}\nPass example= (an input of the model) or channels="
+        ) from cause
+    if missed:
+        raise ValueError(f"no block can go {missed}: the model's forward pass does not call it")
+    spatial = next((arg.shape[2:] for arg in args if isinstance(arg, Tensor)), torch.Size())
+    for place in places:
+        for value in place.seen:
+            _check_feature_map(place, value, spatial)
+
+
+@contextmanager
+def _at_rest(model: nn.Module) -> Iterator[None]:
+    """Eval mode, with every training flag and the random state put back afterwards."""
+    flags = [(module, module.training) for module in model.modules()]
+    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    with torch.random.fork_rng(devices=list(devices)):
+        try:
+            for module, _ in flags:
+                module.training = False
+            yield
+        finally:
+            for module, flag in flags:
+                module.training = flag
+
+
+def _guessed_input(model: nn.Module) -> Tensor:
+    first = next((m for m in model.modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d)), None)
+    if first is None:
+        raise ValueError(f"{type(model).__name__} has no convolution to guess an input from")
+    rank = len(first.kernel_size)
+    cfg = getattr(model, "pretrained_cfg", None)
+    known = cfg.get("input_size") if isinstance(cfg, Mapping) else None
+    size = known[1:] if known is not None and len(known) == rank + 1 else GUESSED_SIZES[rank]
+    return torch.zeros((1, first.in_channels, *size), **_home(first, model))
+
+
+def _home(*modules: nn.Module) -> dict[str, Any]:
+    """Device and dtype of the first floating-point parameter in the first module that has one."""
+    for module in modules:
+        for parameter in module.parameters():
+            if parameter.is_floating_point():
+                return {"device": parameter.device, "dtype": parameter.dtype}
+    return {}
+
+
+def _described(value: Any) -> torch.Size | str:
+    if isinstance(value, Tensor):
+        return value.shape
+    return f"{type(value).__name__} of {len(value)}" if hasattr(value, "__len__") else type(value).__name__
+
+
+def _check_feature_map(place: _Place, value: torch.Size | str, spatial: torch.Size) -> None:
+    if isinstance(value, str) or len(value) < 3:
+        got = value if isinstance(value, str) else f"a tensor of shape {tuple(value)}"
+        raise ValueError(f"no block can go {place}: it needs one tensor (b, c, *spatial), got {got}")
+    if _looks_channels_last(value, spatial):
+        raise ValueError(
+            f"no block can go {place}: it needs one tensor (b, c, *spatial), and the channels of "
+            f"{tuple(value)} seem to come last; if they do not, pass channels="
+        )
+
+
+def _looks_channels_last(shape: torch.Size, spatial: torch.Size) -> bool:
+    """Tokens (b, n, c) of an image, or a map that keeps the input's proportions one axis too early."""
+    if len(spatial) < 2 or len(shape) != len(spatial) + 2:
+        return len(spatial) > 1 and len(shape) == 3
+    return _proportional(shape[-3:-1], spatial[-2:]) and not _proportional(shape[-2:], spatial[-2:])
+
+
+def _proportional(sizes: Sequence[int], spatial: Sequence[int]) -> bool:
+    # Strides round each size by up to one, which moves the cross product by up to the sum of both.
+    return abs(sizes[0] * spatial[1] - sizes[1] * spatial[0]) <= sum(spatial)

@@ -1,0 +1,126 @@
+"""Bad options fail at construction, bad input at once; errors name what was given and what was expected."""
+
+import pytest
+import torch
+from torch import nn
+
+import polynl
+
+BAD_OPTIONS = [
+    ("poly_nl", {"channels": 0}, r"channels=0: expected a whole number above 0"),
+    ("poly_nl", {"channels": -3}, r"channels=-3: expected a whole number above 0"),
+    ("poly_nl", {"channels": 2.0}, r"channels=2\.0: expected a whole number above 0"),
+    ("poly_nl", {"channels": True}, r"channels=True"),
+    ("poly_nl", {"reduction": 3}, r"reduction=3: expected a divisor of channels=8"),
+    ("poly_nl", {"reduction": 0}, r"reduction=0: expected a whole number above 0"),
+    ("poly_nl", {"form": "fast"}, r"form='fast': expected one of 'auto', 'direct', 'gram'"),
+    ("poly_nl", {"init": "zeros"}, r"init='zeros': expected one of 'identity', 'random'"),
+    ("non_local", {"mode": "softmax"}, r"mode='softmax': expected one of 'dot_product', 'embedded_gaussian'"),
+    ("non_local", {"form": "direct"}, r"form='direct': expected one of 'gram', 'quadratic'"),
+    ("non_local", {"mode": "gaussian", "form": "gram"}, r"form='gram': expected None, since mode='gaussian'"),
+    ("non_local", {"inner_channels": 0}, r"inner_channels=0"),
+    ("non_local", {"scale": "sqrt"}, r"scale='sqrt': expected one of 'none', 'inner', 'channels'"),
+    ("non_local", {"mode": "concatenation", "scale": "inner"}, r"scale='inner': expected one of 'none'"),
+    ("non_local", {"sub_sample": True}, r"sub_sample=True: expected one of None, 'before', 'after'"),
+    ("non_local", {"pool_size": 0}, r"pool_size=0"),
+    ("non_local", {"pool_size": (1, 2, 2, 2)}, r"pool_size=\(1, 2, 2, 2\): expected a whole number, or one"),
+    ("non_local", {"norm": "bn"}, r"norm='bn': expected one of 'none', 'batch', 'layer'"),
+    ("efficient_nl", {"heads": 3}, r"heads=3: expected a divisor of key_channels=4"),
+    ("efficient_nl", {"heads": 4, "value_channels": 6}, r"heads=4: expected a divisor of value_channels=6"),
+    ("efficient_nl", {"normalization": None}, r"normalization=None: expected one of 'softmax', 'none'"),
+    (
+        "latent_gnn",
+        {"latent_dims": ()},
+        r"latent_dims=\(\): expected the latent nodes of at least one kernel",
+    ),
+    ("latent_gnn", {"latent_dims": (5, 0)}, r"latent_dims=0"),
+    ("latent_gnn", {"mode": "symmetrical"}, r"mode='symmetrical': expected one of 'asymmetric', 'symmetric'"),
+    ("tesa", {"order": "slow"}, r"order='slow': expected one of 'cheap', 'quadratic'"),
+    ("tesa", {"spatial_axes": 4}, r"spatial_axes=4: expected one of 1, 2, 3"),
+    ("conv", {"kernel_size": 5}, r"kernel_size=5: expected one of 1, 3"),
+    ("polynomial", {"order": 0}, r"order=0"),
+    ("polynomial", {"rank": 4}, r"rank=4: expected at least channels=8 to start as the identity"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "message"), BAD_OPTIONS)
+def test_bad_option(name: str, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        polynl.build_block(name, **{"channels": 8, **options})
+
+
+def test_unknown_block_lists_the_blocks() -> None:
+    with pytest.raises(
+        ValueError, match=r"no block is called 'polynl', perhaps 'poly_nl' is meant; .*latent_gnn"
+    ):
+        polynl.build_block("polynl", 8)
+
+
+def test_mistyped_option_names_the_near_one() -> None:
+    with pytest.raises(TypeError, match=r"no option 'reducton' \(given as 4\), perhaps 'reduction' is meant"):
+        polynl.build_block("poly_nl", 8, reducton=4)
+
+
+@pytest.mark.parametrize("block", polynl.BLOCKS.values())
+def test_no_argument_is_swallowed(block: type) -> None:
+    with pytest.raises(TypeError, match="sub_samples"):
+        block(8, sub_samples=True)
+    with pytest.raises(TypeError, match="positional"):
+        block(8, "identity")
+
+
+@pytest.mark.parametrize("name", polynl.BLOCKS)
+@pytest.mark.parametrize(
+    ("x", "error", "message"),
+    [
+        (torch.zeros(8, 5, 4), ValueError, r"x has shape \(8, 5, 4\) and so 5 channels; .*x\[None\]"),
+        (
+            torch.zeros(8, 5),
+            ValueError,
+            r"x has shape \(8, 5\); expected a batch of maps \(b, 8, \*spatial\)",
+        ),
+        (torch.zeros(2, 7, 5, 4), ValueError, r"so 7 channels; expected a batch of maps \(b, 8, \*spatial\)"),
+        (torch.zeros(1, 8, 2, 2, 2, 2), ValueError, r"with 1 to 3 spatial axes"),
+        (
+            torch.zeros(2, 8, 5, 4, dtype=torch.int64),
+            TypeError,
+            r"dtype torch.int64; expected a floating-point",
+        ),
+        (torch.zeros(2, 8, 5, 4, dtype=torch.complex64), TypeError, r"dtype torch.complex64"),
+    ],
+    ids=["unbatched", "matrix", "channels", "axes", "integer", "complex"],
+)
+def test_bad_input(name: str, x: torch.Tensor, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        polynl.build_block(name, 8)(x)
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        (
+            polynl.NonLocal(8, sub_sample="after", pool_size=(1, 2, 2)),
+            r"x has 2 spatial axes; pool_size=\(1, 2, 2\)",
+        ),
+        (polynl.TESA(8, fusion="concat", spatial_axes=3), r"construct it with spatial_axes=2"),
+        (polynl.ConvBaseline(8, kernel_size=3, spatial_axes=1), r"construct it with spatial_axes=2"),
+    ],
+)
+def test_input_of_another_rank(block: nn.Module, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        block(torch.zeros(1, 8, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        (polynl.NonLocal(8, mode="gaussian"), r"mode='gaussian'.*only with 'dot_product'"),
+        (polynl.NonLocal(8, bias=True), r"bias=True.*only with False"),
+        (polynl.NonLocal(8, norm="batch"), r"norm='batch'.*only with 'none'"),
+        (polynl.NonLocal(8, sub_sample="before"), r"sub_sample='before'.*only with None"),
+        (polynl.EfficientNL(8), r"normalization='softmax', bias=True"),
+    ],
+)
+def test_blocks_that_are_not_x_times_m_of_g(block: nn.Module, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        block.mixing(torch.zeros(1, 8, 8))

@@ -1,0 +1,46 @@
+"""Every dot-product block is X times a small matrix that depends on X only through its Gram matrix."""
+
+import pytest
+import torch
+from cases import CHANNELS, Case, efficient_nl, non_local, poly_nl
+
+from polynl.functional import gram, mix, tesa_mode
+
+GRAM_FAMILY = [
+    Case("poly_nl", poly_nl),
+    Case("poly_nl", poly_nl, {"reduction": 4}),
+    Case("non_local", non_local, {"form": "quadratic"}),
+    Case("non_local", non_local, {"inner_channels": 3, "scale": "inner"}),
+    Case("efficient_nl", efficient_nl, {"normalization": "none", "bias": False}),
+    Case("efficient_nl", efficient_nl, {"normalization": "none", "bias": False, "heads": 2}),
+]
+family = pytest.mark.parametrize("case", GRAM_FAMILY, ids=str)
+
+
+def folded_map(n: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(2, n, CHANNELS, dtype=torch.float64, generator=generator)
+
+
+@family
+def test_y_is_x_times_the_mixing_matrix(case: Case) -> None:
+    block, x = case.build(torch.float64), folded_map(21)
+    alpha, beta = (block.alpha, block.beta) if case.name == "poly_nl" else (1.0, 1.0)
+    expected = alpha * x + beta * mix(x, block.mixing(gram(x)))
+    torch.testing.assert_close(block(x.mT).mT, expected, rtol=1e-12, atol=1e-12)
+
+
+@family
+def test_mixing_is_linear_so_positions_can_be_added_up(case: Case) -> None:
+    """A map cut into tiles gives the same matrix as the sum of what its tiles give."""
+    block, x = case.build(torch.float64), folded_map(21)
+    tiles = x.split([4, 10, 7], dim=1)
+    in_parts = sum(block.mixing(gram(tile)) * tile.shape[1] for tile in tiles) / x.shape[1]
+    torch.testing.assert_close(in_parts, block.mixing(gram(x)), rtol=1e-12, atol=1e-12)
+
+
+def test_tesa_channel_mode_is_x_times_n_gram() -> None:
+    x = folded_map(12)
+    maps = x.mT.reshape(2, CHANNELS, 4, 3)
+    channel_mode = tesa_mode(maps, maps, maps, axis=1)
+    torch.testing.assert_close(channel_mode.flatten(2).mT, mix(x, 12 * gram(x)), rtol=1e-12, atol=1e-12)

@@ -1,0 +1,117 @@
+"""The forms of one formula agree, in every layout and precision, and cost what they say."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from polynl import TESA, NonLocal, PolyNL
+from polynl.functional import (
+    gram,
+    mix,
+    poly_nl,
+    preferred_form,
+    project,
+    reference,
+)
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def poly_nl_arguments(c: int, d: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    shapes = [(c, d), (c, d), (d, c)]
+    weights = [randn(*shape, seed=i, dtype=dtype) / shape[0] ** 0.5 for i, shape in enumerate(shapes, 1)]
+    return [*weights, torch.tensor(0.7, dtype=dtype), torch.tensor(-1.3, dtype=dtype)]
+
+
+@pytest.mark.parametrize("layout", ["channels_first", "channels_last"])
+@pytest.mark.parametrize(
+    "product", [lambda x, m: mix(x, m), lambda x, m: project(x, m[0])], ids=["mix", "project"]
+)
+def test_products_keep_the_layout(product, layout: str) -> None:
+    m = randn(1, 5, 4, seed=1).expand(3, -1, -1)
+    x = randn(3, 5, 7).mT if layout == "channels_first" else randn(3, 7, 5)
+    y = product(x, m)
+    torch.testing.assert_close(y, x @ m, rtol=1e-12, atol=1e-12)
+    assert (y.mT if layout == "channels_first" else y).is_contiguous()
+
+
+def test_gram_of_half_precision_neither_overflows_nor_loses_small_terms() -> None:
+    x = torch.full((1, 4096, 2), 30.0, dtype=torch.float16)
+    assert torch.equal(gram(x), torch.full((1, 2, 2), 900.0))
+
+
+@pytest.mark.parametrize(("n", "c", "d"), [(1, 1, 1), (3, 60, 60), (63, 17, 17), (500, 12, 4), (49, 64, 16)])
+def test_poly_nl_forms_agree_in_value_and_gradients(n: int, c: int, d: int) -> None:
+    x = randn(2, n, c).requires_grad_()
+    arguments = [t.requires_grad_() for t in poly_nl_arguments(c, d)]
+    value = None if c == d else randn(c, d, seed=9).requires_grad_()
+    inputs = [x, *arguments] + ([] if value is None else [value])
+    outputs = [poly_nl(x, *arguments, value, form) for form in ("direct", "gram", "auto")]
+    gradients = [torch.autograd.grad(y, inputs, torch.ones_like(y)) for y in outputs]
+    for y, gradient in zip(outputs[1:], gradients[1:], strict=True):
+        torch.testing.assert_close(y, outputs[0], rtol=1e-12, atol=1e-12 * outputs[0].abs().max().item())
+        for ours, theirs in zip(gradient, gradients[0], strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12 * theirs.abs().max().item())
+
+
+@pytest.mark.parametrize("form", ["direct", "gram"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_as_good_as_the_literal_formula(form: str, dtype: torch.dtype) -> None:
+    """At most twice the error of Eq. 6 written in that dtype, against fp64 on the same rounded numbers."""
+    x, arguments = randn(1, 200, 16, dtype=dtype), poly_nl_arguments(16, 16, dtype)
+    w1, w2, w3, alpha, beta = arguments
+    exact = alpha.double() * x[0].double() + beta.double() * reference.poly_nl(x[0], w1, w2, w3)
+    literal = alpha * x[0] + beta * (((x[0] @ w1) * (x[0] @ w2)).mean(dim=0) * x[0]) @ w3
+    ours = poly_nl(x, *arguments, form=form)[0]
+    assert ours.dtype == dtype
+    assert (ours.double() - exact).abs().max() <= 2 * (literal.double() - exact).abs().max()
+
+
+def multiply_adds(block: torch.nn.Module, *shape: int) -> int:
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        block.eval()(torch.zeros(1, block.channels, *shape))
+    return counter.get_total_flops() // 2
+
+
+@pytest.mark.parametrize("reduction", [1, 4])
+@pytest.mark.parametrize("side", [4, 16, 64])
+def test_auto_takes_the_form_with_fewer_multiply_adds(side: int, reduction: int) -> None:
+    costs = {
+        form: multiply_adds(PolyNL(64, form=form, reduction=reduction), side, side)
+        for form in ("direct", "gram", "auto")
+    }
+    assert costs["auto"] == min(costs["direct"], costs["gram"])
+    assert costs[preferred_form(n=side * side, c=64, d=64 // reduction)] == costs["auto"]
+
+
+@pytest.mark.parametrize("form", ["direct", "gram"])
+def test_poly_nl_costs_what_its_docstring_says(form: str) -> None:
+    n, c = 32 * 32, 64
+    assert (
+        multiply_adds(PolyNL(c, form=form), 32, 32)
+        == {"direct": 3 * n * c**2, "gram": 2 * n * c**2 + c**3}[form]
+    )
+
+
+def test_dot_product_is_linear_in_positions_in_gram_form_only() -> None:
+    def growth(form: str) -> float:
+        block = NonLocal(64, form=form)
+        return multiply_adds(block, 64, 64) / multiply_adds(block, 32, 32)
+
+    assert growth("gram") == 4
+    assert growth("quadratic") > 12
+
+
+def test_tesa_orders_agree_and_differ_26_fold_in_cost() -> None:
+    x = randn(2, 6, 5, 4)
+    blocks = [TESA(6, order=order, init="random").double() for order in ("cheap", "quadratic")]
+    blocks[1].load_state_dict(blocks[0].state_dict())
+    torch.testing.assert_close(blocks[0](x), blocks[1](x), rtol=1e-12, atol=1e-12)
+    products = {}
+    for order in ("cheap", "quadratic"):
+        with_embeddings = multiply_adds(TESA(256, order=order), 14, 14)
+        products[order] = with_embeddings - 4 * 196 * 256**2
+    assert round(products["quadratic"] / products["cheap"]) == 26

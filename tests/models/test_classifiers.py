@@ -1,0 +1,193 @@
+import inspect
+
+import pytest
+import torch
+import torchvision
+from safetensors.torch import save_file
+
+from polynl.models.classifiers import load_weights, resnet, resnet18, resnet50
+from polynl.models.insert import inserted, remove
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def image():
+    return torch.randn(2, 3, 32, 32)
+
+
+@pytest.fixture
+def weights(tmp_path):
+    """A file with the weights of torchvision's own resnet18, whose norms have seen data."""
+    model = torchvision.models.resnet18(num_classes=5)
+    model(torch.randn(4, 3, 32, 32))
+    torch.save(model.state_dict(), tmp_path / "resnet18.pth")
+    return tmp_path / "resnet18.pth"
+
+
+def reference(path):
+    model = torchvision.models.resnet18(num_classes=5)
+    model.load_state_dict(torch.load(path, weights_only=True))
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("placement", "expected"),
+    [
+        ("res3", {"layer2.3": 512}),
+        ("res4", {"layer3.5": 1024}),
+        ("res5", {"layer4.2": 2048}),
+        ("res345", {"layer2.3": 512, "layer3.5": 1024, "layer4.2": 2048}),
+        ("layer3.0", {"layer3.0": 512}),
+        ("layer1", {"layer1.0": 64}),
+        (("res5", "bn1"), {"bn1": 64, "layer4.2": 2048}),
+    ],
+)
+def test_the_papers_placements(placement, expected):
+    with torch.device("meta"):
+        model = resnet50(block="conv", placement=placement)
+    found = {name: block.channels for name, block in inserted(model).items()}
+    assert found == {f"{name}.polynl_before": width for name, width in expected.items()}
+
+
+def test_res4_of_resnet50_is_between_the_last_two_blocks_of_layer3(image):
+    model = resnet50(block="poly_nl", init="random").eval()
+    with torch.no_grad():
+        x = model.maxpool(model.relu(model.bn1(model.conv1(image))))
+        x = model.layer3[:5](model.layer2(model.layer1(x)))
+        x = model.layer3[5].forward(model.layer3[5].polynl_before(x))
+        expected = model.fc(model.avgpool(model.layer4(x)).flatten(1))
+        assert torch.equal(model(image), expected)
+        assert not torch.equal(remove(model)(image), expected)
+
+
+@pytest.mark.parametrize("arch", ["resnet34", "resnext50_32x4d"])
+def test_any_resnet_of_torchvision(arch, image):
+    plain = resnet(arch, num_classes=7)
+    assert inserted(plain) == {}
+    model = resnet(arch, block="non_local", num_classes=7, mode="dot_product")
+    assert set(plain.state_dict()) < set(model.state_dict())
+    model.load_state_dict(plain.state_dict(), strict=False)
+    assert torch.equal(model.eval()(image), plain.eval()(image))
+
+
+def test_options_reach_host_and_block():
+    model = resnet18(block="poly_nl", zero_init_residual=True, reduction=4)
+    assert inserted(model)["layer3.1.polynl_before"].reduction == 4
+    assert not model.layer1[0].bn2.weight.any()
+
+
+def test_resnet50_shows_the_signature_of_resnet():
+    assert {"block", "placement", "weights"} < set(inspect.signature(resnet50).parameters)
+
+
+def test_stride_in_1x1(image):
+    model, moved = resnet50().eval(), resnet50(stride_in_1x1=True).eval()
+    for stage in (moved.layer2, moved.layer3, moved.layer4):
+        assert (stage[0].conv1.stride, stage[0].conv2.stride) == ((2, 2), (1, 1))
+    moved.load_state_dict(model.state_dict())
+    assert moved(image).shape == (2, 1000)
+    assert not torch.equal(moved(image), model(image))
+
+
+# Weights
+
+
+def test_weights_without_block_keys(weights, image):
+    model = resnet18(block="poly_nl", placement="res345", weights=weights, num_classes=5).eval()
+    assert torch.equal(model(image), reference(weights)(image))
+
+
+def test_weights_in_half_precision(weights, tmp_path, image):
+    state = torch.load(weights, weights_only=True)
+    halves = {key: value.half() if value.is_floating_point() else value for key, value in state.items()}
+    torch.save(halves, tmp_path / "half.pth")
+    model = resnet18(weights=tmp_path / "half.pth", num_classes=5).eval()
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert all(torch.equal(value, halves[key].to(value.dtype)) for key, value in model.state_dict().items())
+    assert model(image).isfinite().all()
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_weights_with_block_keys(tmp_path, suffix, image):
+    trained = resnet18(block="poly_nl", num_classes=5, init="random").eval()
+    save = save_file if suffix == ".safetensors" else torch.save
+    save(trained.state_dict(), tmp_path / f"trained{suffix}")
+    model = resnet18(block="poly_nl", weights=str(tmp_path / f"trained{suffix}"), num_classes=5).eval()
+    assert torch.equal(model(image), trained(image))
+
+
+def test_weights_older_than_num_batches_tracked(weights, tmp_path, image):
+    state = torch.load(weights, weights_only=True)
+    old = {key: value for key, value in state.items() if not key.endswith("num_batches_tracked")}
+    torch.save(old, tmp_path / "old.pth")
+    model = resnet18(weights=tmp_path / "old.pth", num_classes=5).eval()
+    assert torch.equal(model(image), reference(weights)(image))
+
+
+def saved(tmp_path, state):
+    torch.save(state, tmp_path / "bad.pth")
+    return tmp_path / "bad.pth"
+
+
+def without(state, *keys):
+    return {key: value for key, value in state.items() if key not in keys}
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (
+            lambda s: without(s, "conv1.weight"),
+            r"bad\.pth' does not fit the ResNet:\n  missing: conv1\.weight$",
+        ),
+        (lambda s: without(s, *list(s)[:20:2]), r"missing: .* and \d+ more$"),
+        (lambda s: {**s, "extra": torch.zeros(1)}, r"unexpected: extra$"),
+        (lambda s: {**s, "fc.bias": torch.zeros(9)}, r"of another shape: fc\.bias \(9,\), not \(5,\)$"),
+        (
+            lambda s: {**s, "layer3.1.polynl_before.alpha": torch.ones(())},
+            r"missing: layer3\.1\.polynl_before",
+        ),
+        (lambda s: {"model": s, "epoch": 3}, r"must hold a state dict.*dict of model, epoch"),
+        (lambda s: [1], r"must hold a state dict.*got list"),
+    ],
+)
+def test_weights_that_do_not_fit(weights, tmp_path, change, match):
+    path = saved(tmp_path, change(torch.load(weights, weights_only=True)))
+    model = resnet18(block="poly_nl", num_classes=5)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match=match) as caught:
+        load_weights(model, path)
+    assert str(caught.value).count("\n") <= 3
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_weights_with_a_block_do_not_fit_a_plain_network(tmp_path):
+    path = saved(tmp_path, resnet18(block="poly_nl").state_dict())
+    with pytest.raises(ValueError, match=r"unexpected: layer3\.1\.polynl_before\.alpha"):
+        resnet18(weights=path)
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"arch": "resnet51"}, ValueError, r"resnet18, .*wide_resnet50_2; got 'resnet51'"),
+        ({"arch": "fcn_resnet50"}, ValueError, "got 'fcn_resnet50'"),
+        ({"block": "poly_nl", "placement": "res6"}, ValueError, "res3, res4, res5, res345.* got 'res6'"),
+        ({"block": "poly_nl", "placement": ("res4", "layer3.1")}, ValueError, "already a block"),
+        ({"block": "polynl"}, ValueError, "'polynl'.*poly_nl"),
+        ({"block": "poly_nl", "reductoin": 2}, TypeError, "reductoin"),
+        ({"reduction": 2}, TypeError, "without a block: reduction"),
+        ({"stride_in_1x1": True}, ValueError, "stride_in_1x1 needs bottleneck blocks, and resnet18 has none"),
+        ({"weights": "nowhere.pth"}, FileNotFoundError, "nowhere.pth"),
+    ],
+)
+def test_bad_arguments(arguments, error, match):
+    with pytest.raises(error, match=match):
+        resnet(**{"arch": "resnet18", **arguments})

@@ -1,0 +1,66 @@
+"""Dependencies point one way, and importing the package loads torch and nothing heavier."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "polynl"
+# What each part may import of ours; a part that is not listed here fails until it is.
+MAY_IMPORT = {
+    "functional": {"functional"},
+    "blocks": {"blocks", "functional"},
+    "models": {"models", "blocks", "functional"},
+    "demo": {"demo", "models", "blocks", "functional", "polynl"},
+    "__init__": {"blocks", "models"},
+}
+THIRD_PARTY = {
+    "functional": {"torch", "jaxtyping"},
+    "blocks": {"torch", "jaxtyping"},
+    "models": {"torch", "torchvision", "safetensors"},
+    "demo": {"torch", "rich"},
+    "__init__": set(),
+}
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    """The dotted names of all modules that a file imports, at any depth."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import hides what it points to"
+            names.add(node.module or "")
+    return names
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_dependencies_point_one_way(path: Path) -> None:
+    part = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    names = imported(path)
+    ours = {([*name.split("."), "polynl"])[1] for name in names if name.split(".")[0] == "polynl"}
+    theirs = {name.split(".")[0] for name in names} - {"polynl"} - sys.stdlib_module_names
+    assert ours <= MAY_IMPORT[part]
+    assert theirs <= THIRD_PARTY[part]
+    assert "polynl.functional.reference" not in names, "the literal formulas are for tests and benchmarks"
+
+
+def test_import_loads_nothing_heavier_than_torch() -> None:
+    program = "import sys, polynl; print(*{name.split('.')[0] for name in sys.modules})"
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    heavy = {"torchvision", "timm", "matplotlib", "rich", "PIL", "safetensors", "mmcv", "cv2", "pandas"}
+    assert "torch" in loaded.split()
+    assert not heavy & set(loaded.split())
+
+
+def test_public_names_are_there_and_listed() -> None:
+    import polynl
+
+    assert all(hasattr(polynl, name) for name in polynl.__all__)
+    assert {block.__name__ for block in polynl.BLOCKS.values()} <= set(polynl.__all__)
