@@ -171,7 +171,7 @@ def test_export_with_dynamic_batch_height_and_width(case: Case) -> None:
         x.dim() - 1: torch.export.Dim("width", min=least),
     }
     program = torch.export.export(block, (x,), dynamic_shapes=(dynamic,))
-    for shape in ((4, CHANNELS, 9, 4), (3, CHANNELS, 12, 20)):
+    for shape in ((4, CHANNELS, 9, 4), (3, CHANNELS, 12, 20), (1, CHANNELS, least, least)):
         y = image(case, *shape)
         assert_close(program.module()(y), block(y), 1e-5)
 

@@ -11,6 +11,7 @@ GRAM_FAMILY = [
     Case("poly_nl", poly_nl, {"reduction": 4}),
     Case("non_local", non_local, {"form": "quadratic"}),
     Case("non_local", non_local, {"inner_channels": 3, "scale": "inner"}),
+    Case("non_local", non_local, {"inner_channels": 8, "scale": "inner"}),
     Case("efficient_nl", efficient_nl, {"normalization": "none", "bias": False}),
     Case("efficient_nl", efficient_nl, {"normalization": "none", "bias": False, "heads": 2}),
 ]
@@ -28,6 +29,19 @@ def test_y_is_x_times_the_mixing_matrix(case: Case) -> None:
     alpha, beta = (block.alpha, block.beta) if case.name == "poly_nl" else (1.0, 1.0)
     expected = alpha * x + beta * mix(x, block.mixing(gram(x)))
     torch.testing.assert_close(block(x.mT).mT, expected, rtol=1e-12, atol=1e-12)
+
+
+@family
+def test_large_maps_are_mixed_by_their_gram_matrix_with_the_literal_values(case: Case) -> None:
+    """At this size blocks take the way of `mix_by_gram`, whose backward pass is not autograd's own."""
+    block = case.build(torch.float64)
+    x = folded_map(144).mT.reshape(2, CHANNELS, 12, 12).requires_grad_()
+    inputs = [x, *block.parameters()]
+    actual, expected = block(x), case.expected(block, x)
+    ways = (torch.autograd.grad(z, inputs, torch.ones_like(z)) for z in (actual, expected))
+    for ours, literal in zip((actual, *next(ways)), (expected, *next(ways)), strict=True):
+        scale = literal.abs().max().item()
+        torch.testing.assert_close(ours, literal, rtol=0, atol=1e-12 * scale)
 
 
 @family

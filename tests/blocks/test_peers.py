@@ -5,15 +5,12 @@ import itertools
 
 import pytest
 import torch
-import torch.nn.functional as F
+from peer_oracles import AlexHexOracle, EfficientAttentionOracle, LatentGNNOracle, SlowFastOracle
 from torch import nn
 
 from polynl.blocks import EfficientNL, LatentGNN, NonLocal
 from polynl.blocks.peers import SOURCES, load_peer
 
-CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-BATCH_NORM = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
-MAX_POOL = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
 SIZES = {1: (7,), 2: (5, 7), 3: (3, 5, 7)}
 MODES = ("embedded_gaussian", "dot_product", "gaussian", "concatenation")
 
@@ -104,43 +101,6 @@ def test_timm(use_scale, rd_channels):
     assert block.inner_channels == peer.t.out_channels
 
 
-class AlexHexOracle(nn.Module):
-    """Non-local_pytorch: no scale, max pool after the convolutions φ and g, a norm after W or none."""
-
-    def __init__(self, channels, inner, axes, *, mode, sub_sample=True, bn_layer=True):
-        super().__init__()
-        self.mode = mode
-        conv = CONV[axes]
-        pool = MAX_POOL[axes]((1, 2, 2) if axes == 3 else 2)
-        pooled = (lambda layer: nn.Sequential(layer, pool)) if sub_sample else (lambda layer: layer)
-        self.keys_of_gaussian = pool if sub_sample else nn.Identity()
-        self.g = pooled(conv(channels, inner, 1))
-        if mode != "gaussian":
-            self.theta = conv(channels, inner, 1)
-            self.phi = pooled(conv(channels, inner, 1))
-        if mode == "concatenation":
-            self.concat_project = nn.Sequential(nn.Conv2d(2 * inner, 1, 1, bias=False), nn.ReLU())
-        out = conv(inner, channels, 1)
-        self.W = nn.Sequential(out, BATCH_NORM[axes](channels)) if bn_layer else out
-
-    def forward(self, x):
-        gaussian = self.mode == "gaussian"
-        queries = (x if gaussian else self.theta(x)).flatten(2)
-        keys = (self.keys_of_gaussian(x) if gaussian else self.phi(x)).flatten(2)
-        values = self.g(x).flatten(2)
-        n, m = queries.shape[-1], keys.shape[-1]
-        if self.mode == "concatenation":
-            pairs = torch.cat(
-                (queries[..., None].expand(-1, -1, n, m), keys[..., None, :].expand(-1, -1, n, m)), dim=1
-            )
-            weights = self.concat_project(pairs)[:, 0] / m
-        else:
-            scores = torch.einsum("bdi,bdj->bij", queries, keys)
-            weights = scores / m if self.mode == "dot_product" else scores.softmax(-1)
-        y = torch.einsum("bij,bdj->bdi", weights, values)
-        return x + self.W(y.unflatten(-1, x.shape[2:]))
-
-
 @pytest.mark.parametrize("axes", [1, 2, 3])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("sub_sample", [False, True])
@@ -149,37 +109,6 @@ def test_non_local_pytorch(axes, mode, sub_sample, bn_layer):
     peer = AlexHexOracle(5, 3, axes, mode=mode, sub_sample=sub_sample, bn_layer=bn_layer)
     options = {"mode": mode, "sub_sample": sub_sample}
     assert_equal_to_peer(randomised(peer), "non_local_pytorch", maps(5, SIZES[axes]), **options)
-
-
-class SlowFastOracle(nn.Module):
-    """SlowFast: max pool before φ and g, 1/√inner with softmax only; the norm was once called `bn`."""
-
-    def __init__(
-        self, dim, dim_inner, *, pool_size=None, instantiation="softmax", norm_type="batchnorm", name="norm"
-    ):
-        super().__init__()
-        self.conv_theta, self.conv_phi, self.conv_g = (nn.Conv3d(dim, dim_inner, 1) for _ in range(3))
-        self.conv_out = nn.Conv3d(dim_inner, dim, 1)
-        self.pool_size, self.instantiation, self.norm_name = pool_size, instantiation, name
-        norms = {
-            "batchnorm": lambda: nn.BatchNorm3d(dim),
-            "layernorm": lambda: nn.GroupNorm(1, dim, affine=False),
-            "none": nn.Identity,
-        }
-        self.add_module(name, norms[norm_type]())
-
-    def forward(self, x):
-        keys = x if self.pool_size is None else F.max_pool3d(x, self.pool_size)
-        theta, phi, g = (
-            f(m).flatten(2) for f, m in ((self.conv_theta, x), (self.conv_phi, keys), (self.conv_g, keys))
-        )
-        scores = theta.mT @ phi
-        if self.instantiation == "softmax":
-            weights = (scores / theta.shape[1] ** 0.5).softmax(-1)
-        else:
-            weights = scores / phi.shape[-1]
-        y = (weights @ g.mT).mT.unflatten(-1, x.shape[2:])
-        return x + self.get_submodule(self.norm_name)(self.conv_out(y))
 
 
 @pytest.mark.parametrize("instantiation", ["softmax", "dot_product"])
@@ -203,75 +132,12 @@ def test_slowfast_takes_no_norm_for_none():
     assert assert_equal_to_peer(peer, "slowfast", maps(4, SIZES[3])).norm == "none"
 
 
-class EfficientAttentionOracle(nn.Module):
-    """Efficient attention: channels are head-major; keys sum to 1 over positions, queries in a head."""
-
-    def __init__(self, channels, key_channels, head_count, value_channels, axes=2):
-        super().__init__()
-        conv = CONV[axes]
-        self.keys, self.queries = conv(channels, key_channels, 1), conv(channels, key_channels, 1)
-        self.values, self.reprojection = conv(channels, value_channels, 1), conv(value_channels, channels, 1)
-        self.head_count = head_count
-
-    def forward(self, x):
-        k, q, v = (
-            f(x).flatten(2).unflatten(1, (self.head_count, -1))
-            for f in (self.keys, self.queries, self.values)
-        )
-        context = torch.einsum("bhdn,bhen->bhde", k.softmax(3), v)
-        y = torch.einsum("bhde,bhdn->bhen", context, q.softmax(2))
-        return x + self.reprojection(y.flatten(1, 2).unflatten(-1, x.shape[2:]))
-
-
 @pytest.mark.parametrize("head_count", [1, 2, 4])
 @pytest.mark.parametrize("axes", [1, 2, 3])
 def test_efficient_attention(head_count, axes):
     peer = randomised(EfficientAttentionOracle(6, 8, head_count, 4, axes))
     block = assert_equal_to_peer(peer, "efficient_attention", maps(6, SIZES[axes]), head_count=head_count)
     assert (block.heads, block.key_channels, block.value_channels) == (head_count, 8, 4)
-
-
-def conv_norm(channels, out_channels, *more):
-    return nn.Sequential(
-        nn.Conv2d(channels, out_channels, 1, bias=False), nn.BatchNorm2d(out_channels), *more
-    )
-
-
-class LatentGNNOracle(nn.Module):
-    """Latent-GNN: positions to nodes, nodes among themselves, nodes to positions; γ of it is added."""
-
-    def __init__(self, channels, latent_dims, inner, *, mode="asymmetric", graph_conv=False):
-        super().__init__()
-        self.ends = ("_v2l", "_l2v") if mode == "asymmetric" else ("",)
-        for end in self.ends:
-            self.add_module(f"down_channel{end}", conv_norm(channels, inner))
-        for i, d in enumerate(latent_dims):
-            kernel = nn.Module()
-            for end in self.ends:
-                kernel.add_module(f"psi{end}", conv_norm(inner, d, nn.ReLU()))
-            if graph_conv:
-                kernel.GraphConvWeight = conv_norm(inner, inner, nn.ReLU())
-            self.add_module(f"LatentGNN_Kernel_{i}", kernel)
-        self.kernels = [self.get_submodule(f"LatentGNN_Kernel_{i}") for i in range(len(latent_dims))]
-        self.up_channel = conv_norm(inner * len(latent_dims), channels)
-        self.gamma = nn.Parameter(torch.zeros(1))
-
-    def forward(self, x):
-        v, *other = (F.normalize(self.get_submodule(f"down_channel{end}")(x), dim=1) for end in self.ends)
-        results = []
-        for kernel in self.kernels:
-            a = kernel.get_submodule(f"psi{self.ends[0]}")(v).flatten(2)
-            if other:
-                a = F.normalize(a, dim=2)
-                b = F.normalize(kernel.psi_l2v(other[0]).flatten(2), dim=1)
-            else:
-                a = b = F.normalize(a, dim=1)
-            nodes = torch.einsum("bdn,bcn->bdc", a, v.flatten(2))
-            unit = F.normalize(nodes, dim=2)
-            nodes = torch.einsum("bde,bec->bdc", torch.einsum("bdc,bec->bde", unit, unit).softmax(2), nodes)
-            y = torch.einsum("bdc,bdn->bcn", nodes, b).unflatten(-1, x.shape[2:])
-            results.append(kernel.GraphConvWeight(y) if hasattr(kernel, "GraphConvWeight") else y)
-        return x + self.gamma * self.up_channel(torch.cat(results, dim=1))
 
 
 @pytest.mark.parametrize("mode", ["asymmetric", "symmetric"])
@@ -320,6 +186,14 @@ def test_holds_copies_and_leaves_the_rest_alone(source):
     assert torch.equal(torch.get_rng_state(), generator)
     assert all(parameter.requires_grad and parameter.is_leaf for parameter in block.parameters())
     assert all(parameter.is_contiguous() for parameter in block.parameters())
+
+
+@every_source
+def test_keeps_no_graph(source):
+    state, options = example(source)
+    live = {key: tensor.requires_grad_(tensor.is_floating_point()) for key, tensor in state.items()}
+    for name, tensor in load_peer(live, source, **options).state_dict(keep_vars=True).items():
+        assert tensor.is_leaf, name
 
 
 @every_source
@@ -417,6 +291,12 @@ def test_every_key_is_needed(source):
                 load_peer({name: tensor for name, tensor in state.items() if name != key}, source, **options)
 
 
+def test_a_kernel_is_needed():
+    state = {key: tensor for key, tensor in example("latentgnn")[0].items() if "Kernel" not in key}
+    with pytest.raises(ValueError, match=r"missing LatentGNN_Kernel_0\.psi_v2l\.0\.weight"):
+        load_peer(state, "latentgnn")
+
+
 @every_source
 def test_no_key_is_ignored(source):
     state, options = example(source)
@@ -431,6 +311,16 @@ def test_every_shape_is_checked(source):
         longer = torch.ones(*tensor.shape, 2)
         with pytest.raises(ValueError, match=r"has shape \(.*\); expected"):
             load_peer(state | {key: longer}, source, **options)
+
+
+@every_source
+def test_a_linear_layer_is_no_convolution(source):
+    state, options = example(source)
+    linear = {key: tensor[(..., *(0,) * (tensor.dim() - 2))] for key, tensor in state.items()}
+    with pytest.raises(
+        ValueError, match=r"has shape \(4, 2\); expected that of a convolution over 1 to 3 axes"
+    ):
+        load_peer(linear, source, **options)
 
 
 def test_a_convolution_is_neither_transposed_nor_wider_than_one():
@@ -515,6 +405,9 @@ def test_refuses_options_against_other_keys():
         load_peer(pooled, "non_local_pytorch", sub_sample=False)
     with pytest.raises(ValueError, match=r"mode='dot_product': the keys are those of mode='gaussian'"):
         load_peer(pooled, "non_local_pytorch", mode="dot_product")
+    concatenation = AlexHexOracle(4, 2, 2, mode="concatenation").state_dict()
+    with pytest.raises(ValueError, match=r"mode='dot_product': the keys are those of mode='concatenation'"):
+        load_peer(concatenation, "non_local_pytorch", mode="dot_product")
     symmetric = LatentGNNOracle(4, [2], 2, mode="symmetric").state_dict()
     with pytest.raises(ValueError, match=r"mode='asymmetric': the keys are those of mode='symmetric'"):
         load_peer(symmetric, "latentgnn", mode="asymmetric")

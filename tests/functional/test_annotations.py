@@ -27,6 +27,8 @@ EXAMPLES = {
     "gram": (t(B, N, C), t(B, N, D)),
     "latent_gnn": (t(B, N, C), t(B, N, D), t(B, N, D)),
     "mix": (t(B, N, C), t(B, C, D)),
+    "mix_by_gram": (t(B, N, C), lambda g: g, 1.0, t()),
+    "preferred_form": (t(B, N, C), D, True),
     "poly_nl": (t(B, N, C), t(C, D), t(C, D), t(D, C), t(), t(), t(C, D), "gram"),
     "poly_nl_mixing": (t(B, C, C), t(C, C), t(C, C), t(C, C)),
     "project": (t(B, N, C), t(C, D), t(D)),

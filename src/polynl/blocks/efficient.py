@@ -6,7 +6,8 @@ from torch import Tensor
 
 from polynl.blocks.base import Block, Init, Pointwise, PointwiseNorm, choice, divides, width
 from polynl.functional.efficient import NORMALIZATIONS, Normalization, efficient_attention
-from polynl.functional.non_local import dot_product_mixing
+from polynl.functional.gram import mix_by_gram
+from polynl.functional.non_local import cheaper_through_gram, dot_product_mixing
 
 
 class EfficientNL(Block):
@@ -46,12 +47,14 @@ class EfficientNL(Block):
 
     def transform(self, x: Float[Tensor, "b n c"], spatial: torch.Size) -> Float[Tensor, "b n c"]:
         """The class's formula on a folded map."""
+        if self._mixes() and cheaper_through_gram(x, max(self.key_channels, self.value_channels)):
+            return mix_by_gram(x, self.mixing)
         q, k, v = self.queries(x), self.keys(x), self.values(x)
         return x + self.out(efficient_attention(q, k, v, self.heads, self.normalization))
 
     def mixing(self, gram: Float[Tensor, "b c c"]) -> Float[Tensor, "b c c"]:
         """M(G) with Z − X = X·M(G), without normalisation and bias: the heads' matrices, added up."""
-        if self.normalization != "none" or self.bias:
+        if not self._mixes():
             raise ValueError(
                 f"EfficientNL.mixing: normalization={self.normalization!r}, bias={self.bias}; "
                 "the block is X·M(G) only with 'none' and False"
@@ -61,3 +64,6 @@ class EfficientNL(Block):
         )
         out = self.out.linear.weight.mT.unflatten(0, (self.heads, -1))
         return dot_product_mixing(gram.unsqueeze(-3), q, k, v, out).sum(dim=-3)
+
+    def _mixes(self) -> bool:
+        return self.normalization == "none" and not self.bias

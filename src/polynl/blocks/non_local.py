@@ -8,9 +8,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from polynl.blocks.base import NORMS, Block, Init, Norm, Pointwise, PointwiseNorm, choice, positive, width
+from polynl.functional.gram import mix_by_gram
 from polynl.functional.non_local import (
     DOT_PRODUCT_FORMS,
     DotProductForm,
+    cheaper_through_gram,
     concatenation_attention,
     dot_product_attention,
     dot_product_mixing,
@@ -95,6 +97,8 @@ class NonLocal(Block):
 
     def transform(self, x: Float[Tensor, "b n c"], spatial: torch.Size) -> Float[Tensor, "b n c"]:
         """The class's formula on a folded map."""
+        if self.form == "gram" and not self._beyond_mixing() and cheaper_through_gram(x, self.inner_channels):
+            return mix_by_gram(x, self.mixing)
         keys = self._pooled(x, spatial) if self.sub_sample == "before" else x
         theta = x if self.theta is None else self.theta(x)
         phi = keys if self.phi is None else self.phi(keys)
@@ -128,23 +132,21 @@ class NonLocal(Block):
 
     def mixing(self, gram: Float[Tensor, "b c c"]) -> Float[Tensor, "b c c"]:
         """M(G) with Z − X = X·M(G), for dot products without bias, norm and sub-sampling."""
-        blocking = {
-            "mode": (self.mode, "dot_product"),
-            "bias": (self.bias, False),
-            "out_bias": (self.out_bias, False),
-            "norm": (self.norm, "none"),
-            "sub_sample": (self.sub_sample, None),
-        }
-        for name, (value, needed) in blocking.items():
-            if value != needed:
-                raise ValueError(
-                    f"NonLocal.mixing: {name}={value!r}; the block is X·M(G) only with {needed!r}"
-                )
+        if beyond := self._beyond_mixing():
+            raise ValueError(f"NonLocal.mixing: {beyond[0]}; the block is X·M(G) only with {beyond[1]!r}")
         assert self.theta is not None
         assert self.phi is not None
         return self._scale() * dot_product_mixing(
             gram, self.theta.weight.mT, self.phi.weight.mT, self.g.weight.mT, self.out.linear.weight.mT
         )
+
+    def _beyond_mixing(self) -> tuple[str, object] | None:
+        """The first option with which the block is not X + X·M(G), and the value it would need."""
+        needed = {"mode": "dot_product", "bias": False, "out_bias": False, "norm": "none", "sub_sample": None}
+        for name, value in needed.items():
+            if getattr(self, name) != value:
+                return f"{name}={getattr(self, name)!r}", value
+        return None
 
 
 def _checked_pool_size(pool_size: int | tuple[int, ...]) -> int | tuple[int, ...]:

@@ -1,7 +1,7 @@
 """The formulas, as pure functions on (b, n, c) tensors. Modules hold parameters and call these."""
 
 from polynl.functional.efficient import efficient_attention
-from polynl.functional.gram import gram, mix, project
+from polynl.functional.gram import gram, mix, mix_by_gram, project
 from polynl.functional.latent_gnn import latent_gnn, unit_length
 from polynl.functional.non_local import (
     concatenation_attention,
@@ -22,6 +22,7 @@ __all__ = [
     "gram",
     "latent_gnn",
     "mix",
+    "mix_by_gram",
     "poly_nl",
     "poly_nl_mixing",
     "preferred_form",

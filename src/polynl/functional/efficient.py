@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -23,6 +24,10 @@ def efficient_attention(
     * ``softmax``: Y = ρ(q) (σ(k)ᵀ v), ρ a softmax over the channels of a head and σ one over the positions.
     * ``none``: Y = q (kᵀ v) / N, the unnormalised product that the Poly-NL paper describes.
     """
-    q, k, v = (t.unflatten(-1, (heads, t.shape[-1] // heads)).transpose(-3, -2) for t in (q, k, v))
-    y = mix(q.softmax(dim=-1), k.softmax(dim=-2).mT @ v) if normalization == "softmax" else mix(q, gram(k, v))
-    return y.transpose(-3, -2).flatten(-2)
+    b = q.shape[0]
+    q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2).flatten(0, 1) for t in (q, k, v))
+    if normalization == "softmax":
+        y = mix(q.softmax(dim=-1), torch.bmm(k.softmax(dim=-2).mT, v))
+    else:
+        y = mix(q, gram(k, v))
+    return y.unflatten(0, (b, heads)).transpose(1, 2).flatten(2)

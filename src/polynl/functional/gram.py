@@ -5,18 +5,21 @@ things, and both arrive here as views: channels-first maps (b, c, n), transposed
 Every product returns the layout it was given, so that no block ever copies a map to turn it around.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 
-def channels_first(x: Float[Tensor, "*b n c"]) -> bool:
+def channels_first(x: Float[Tensor, "b n c"]) -> bool:
     """Whether x is the transposed view of a (b, c, n) tensor."""
     return x.stride(-1) != 1
 
 
-def gram(x: Float[Tensor, "*b n c"], y: Float[Tensor, "*b n d"] | None = None) -> Float[Tensor, "*b c d"]:
+def gram(x: Float[Tensor, "b n c"], y: Float[Tensor, "b n d"] | None = None) -> Float[Tensor, "b c d"]:
     """The Gram matrix G = XᵀX / N, or XᵀY / N of two maps, in fp32 at least: n·c·d multiply-adds.
 
     Half precision is accumulated in fp32, since a sum over N squares leaves the range of fp16 early.
@@ -27,15 +30,33 @@ def gram(x: Float[Tensor, "*b n c"], y: Float[Tensor, "*b n d"] | None = None) -
     """
     y = x if y is None else y
     dtype = torch.promote_types(torch.promote_types(x.dtype, y.dtype), torch.float32)
-    return x.to(dtype).mT @ y.to(dtype) / x.shape[-2]
+    return torch.bmm(x.to(dtype).mT, y.to(dtype)) / x.shape[-2]
 
 
-def mix(x: Float[Tensor, "*b n c"], m: Float[Tensor, "*b c d"]) -> Float[Tensor, "*b n d"]:
+def mix(x: Float[Tensor, "b n c"], m: Float[Tensor, "b c d"]) -> Float[Tensor, "b n d"]:
     """X M with a matrix per sample, in the wider of the two dtypes, returned in X's: n·c·d multiply-adds."""
     dtype = torch.promote_types(x.dtype, m.dtype)
     wide, m = x.to(dtype), m.to(dtype)
-    y = (m.mT @ wide.mT).mT if channels_first(x) else wide @ m
+    y = torch.bmm(m.mT, wide.mT).mT if channels_first(x) else torch.bmm(wide, m)
     return y.to(x.dtype)
+
+
+def mix_by_gram(
+    x: Float[Tensor, "b n c"],
+    mixing: Callable[[Float[Tensor, "b c c"]], Float[Tensor, "b c c"]],
+    alpha: Float[Tensor, ""] | float = 1.0,
+    beta: Float[Tensor, ""] | float = 1.0,
+) -> Float[Tensor, "b n c"]:
+    """Z = αX + βX·mixing(G) with G = XᵀX / N: what every dot-product block is, for its own `mixing`.
+
+    One product with αI + βM gives Z. Only X and C×C matrices are kept for the backward pass, which takes
+    three products over N: dM = XᵀdZ, and dX = dZMᵀ + XS with the one symmetric matrix S = (dG + dGᵀ)/N,
+    where autograd alone takes four, and one more N×C tensor to add them up. The forward pass takes less
+    than two, as G is symmetric.
+    """
+    g, x = _GramAndMap.apply(x) if x.requires_grad and torch.is_grad_enabled() else (_symmetric_gram(x), x)
+    eye = torch.eye(x.shape[-1], dtype=g.dtype, device=x.device)
+    return mix(x, alpha * eye + beta * mixing(g))
 
 
 def project(
@@ -48,3 +69,46 @@ def project(
     if channels_first(x):
         return F.conv1d(x.mT, w.mT.unsqueeze(-1), bias).mT
     return F.linear(x, w.mT, bias)
+
+
+def sizes_are_open() -> bool:
+    """Whether a choice by size must not be made, since an exported program is for all sizes."""
+    return torch.compiler.is_exporting()
+
+
+class _GramAndMap(torch.autograd.Function):
+    """X ↦ (G, X): handing X on as well lets one backward pass gather both of its gradients in one tensor."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        return _symmetric_gram(x), x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, dg: Tensor, dx: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        s = (dg + dg.mT) / x.shape[-2]
+        if torch.is_grad_enabled() or x.dtype != s.dtype:
+            return dx + mix(x, s)
+        # dx comes from the one use of X in mix_by_gram and nobody else holds it, so it may be written to.
+        return dx.mT.baddbmm_(s, x.mT).mT if channels_first(x) else dx.baddbmm_(x, s)
+
+
+def _symmetric_gram(x: Float[Tensor, "b n c"]) -> Float[Tensor, "b c c"]:
+    """`gram(x)`, where it pays from the blocks on and above the diagonal: 5/8 of the multiply-adds."""
+    n, c = x.shape[-2:]
+    if sizes_are_open() or c < 256 or n < c:
+        return gram(x)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    g = wide.new_empty(x.shape[0], c, c)
+    for start in range(0, c, -(-c // 4)):
+        stop = min(start + -(-c // 4), c)
+        upper = torch.bmm(wide[..., start:stop].mT, wide[..., start:]).div_(n)
+        g[:, start:stop, start:] = upper
+        g[:, stop:, start:stop] = upper[..., stop - start :].mT
+    return g

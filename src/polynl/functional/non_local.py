@@ -10,18 +10,18 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from polynl.functional.gram import gram, mix
+from polynl.functional.gram import gram, mix, sizes_are_open
 
 DotProductForm = Literal["gram", "quadratic"]
 DOT_PRODUCT_FORMS: tuple[DotProductForm, ...] = ("gram", "quadratic")
 
 
 def dot_product_attention(
-    theta: Float[Tensor, "*b n d"],
-    phi: Float[Tensor, "*b m d"],
-    g: Float[Tensor, "*b m e"],
+    theta: Float[Tensor, "b n d"],
+    phi: Float[Tensor, "b m d"],
+    g: Float[Tensor, "b m e"],
     form: DotProductForm = "gram",
-) -> Float[Tensor, "*b n e"]:
+) -> Float[Tensor, "b n e"]:
     """Y = θ φᵀ g / M, Eq. 2 divided by the number of keys M.
 
     * ``quadratic`` multiplies left to right, as published: the N×M similarities are made.
@@ -44,6 +44,16 @@ def dot_product_mixing(
     left = w_theta.to(dtype) @ w_phi.to(dtype).mT
     right = w_g.to(dtype) @ w_out.to(dtype)
     return left @ gram.to(dtype) @ right
+
+
+def cheaper_through_gram(x: Float[Tensor, "b n c"], inner: int) -> bool:
+    """Whether X·(I + M(G)) takes fewer multiply-adds than θ(φᵀg), from projections to `inner` and back."""
+    if sizes_are_open():
+        return False
+    b, n, c = x.shape
+    projected = b * n * (4 * c * inner + 2 * inner * inner)
+    through_gram = b * (2 * n * c * c + 2 * c**3) + 2 * c * c * inner
+    return through_gram < projected
 
 
 def softmax_attention(

@@ -1,15 +1,30 @@
 """Poly-NL (Eq. 6), as the paper writes it and through the Gram matrix: the same values, other costs."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polynl.functional.gram import gram, mix, project
+from polynl.functional.gram import mix_by_gram, project, sizes_are_open
 
 Form = Literal["auto", "direct", "gram"]
 FORMS: tuple[Form, ...] = ("auto", "direct", "gram")
+
+
+class GramCosts(NamedTuple):
+    """What the Gram form costs, in multiply-adds of the direct form's products."""
+
+    product: float
+    """A multiply-add over positions; less than 1, since G is symmetric."""
+    matrix: float
+    """A multiply-add among C×C matrices."""
+    overhead: float
+    """Its more numerous small steps, a call."""
+
+
+# Fitted to measurements on two CPU cores by benchmarks/fit_forms.py.
+MEASURED = GramCosts(product=0.85, matrix=1.2, overhead=2e6)
 
 
 def poly_nl(
@@ -27,18 +42,16 @@ def poly_nl(
     Without `w_value`, Wᵥ is the identity and the layer is the paper's. Y is cubic: X → sX gives s³Y.
 
     * ``direct`` follows the formula: 3NC² multiply-adds.
-    * ``gram`` uses that Y = X·M(G) with G = XᵀX/N: 2NC² + C³, and no N×C intermediate.
+    * ``gram`` uses that Z = X·(αI + βM(G)) with G = XᵀX/N: 2NC² + C³, and no N×C intermediate.
     * ``auto`` takes the cheaper of the two for x's size (`preferred_form`).
     """
     if form == "auto":
-        form = preferred_form(n=x.shape[-2], c=x.shape[-1], d=w1.shape[-1])
+        form = preferred_form(x, inner=w1.shape[-1], training=x.requires_grad and torch.is_grad_enabled())
     if form == "gram":
-        y = mix(x, poly_nl_mixing(gram(x), w1, w2, w3, w_value))
-    else:
-        pooled = (project(x, w1) * project(x, w2)).mean(dim=-2, keepdim=True, dtype=_at_least_fp32(x))
-        value = x if w_value is None else project(x, w_value)
-        y = project(value * pooled.to(x.dtype), w3)
-    return alpha * x + beta * y
+        return mix_by_gram(x, lambda g: poly_nl_mixing(g, w1, w2, w3, w_value), alpha, beta)
+    pooled = (project(x, w1) * project(x, w2)).mean(dim=-2, keepdim=True, dtype=_at_least_fp32(x))
+    value = x if w_value is None else project(x, w_value)
+    return torch.addcmul(project(value * (beta * pooled).to(x.dtype), w3), alpha, x)
 
 
 def poly_nl_mixing(
@@ -56,16 +69,30 @@ def poly_nl_mixing(
     return scaled if w_value is None else w_value.to(dtype) @ scaled
 
 
-def preferred_form(n: int, c: int, d: int) -> Form:
-    """The form with fewer multiply-adds for N positions, C channels and inner width D, per sample.
+def preferred_form(
+    x: Float[Tensor, "b n c"], inner: int, training: bool, costs: GramCosts = MEASURED
+) -> Form:
+    """The form that should be faster for a map like x and the inner width D.
 
-    direct: XW₁, XW₂, the product with W₃, and XWᵥ where D ≠ C.
-    gram: G, the product with M, GW₂, and Wᵥ·(diag(p)W₃) where D ≠ C.
+    By the multiply-adds of a sample over its positions and among C×C matrices, where D = C:
+
+    |        | inference | training   |
+    |--------|-----------|------------|
+    | direct | 3NC²      | 9NC²       |
+    | gram   | 2NC² + C³ | 5NC² + 3C³ |
+
+    weighted with `costs`. These are measured on CPUs and used for other devices too, where they decide large
+    maps by little more than the counts. Layout and dtype shift both forms alike and are left out.
     """
-    reduced = d != c
-    direct = n * c * d * (3 + reduced)
-    through_gram = 2 * n * c * c + c * c * d * (1 + reduced)
-    return "gram" if through_gram < direct else "direct"
+    if sizes_are_open():
+        return "direct"  # never far from the best, where the Gram form of a small map may be
+    b, n, c = x.shape
+    reduced = inner != c
+    over_positions, among_matrices, passes = (5, 3, 3) if training else (2, 1, 1)
+    direct = passes * (3 + reduced) * n * c * inner
+    products = costs.product * over_positions * n * c * c
+    matrices = costs.matrix * among_matrices * (1 + reduced) * c * c * inner
+    return "gram" if b * (products + matrices) + costs.overhead < b * direct else "direct"
 
 
 def _at_least_fp32(x: Tensor) -> torch.dtype:
