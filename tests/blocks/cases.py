@@ -15,11 +15,12 @@ CHANNELS = 8
 
 
 def poly_nl(block: Any, x: Tensor, spatial: torch.Size) -> Tensor:
+    w1, w2, w3 = block.w1.weight.T, block.w2.weight.T, block.w3.weight.T
     if block.w_value is None:
-        y = reference.poly_nl(x, block.w1, block.w2, block.w3)
+        y = reference.poly_nl(x, w1, w2, w3)
     else:
-        pooled = ((x @ block.w1) * (x @ block.w2)).sum(dim=0) / x.shape[0]
-        y = (pooled * (x @ block.w_value)) @ block.w3
+        pooled = ((x @ w1) * (x @ w2)).sum(dim=0) / x.shape[0]
+        y = (pooled * (x @ block.w_value.weight.T)) @ w3
     return block.alpha * x + block.beta * y
 
 

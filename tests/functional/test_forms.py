@@ -170,3 +170,16 @@ def test_backward_of_mix_by_gram(create_graph: bool) -> None:
         expected = torch.autograd.grad(x + x @ (x.mT @ x / 9 @ m), x, cotangent)
         torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
         assert torch.equal(cotangent, kept)
+
+
+def test_gram_form_compiles_as_one_graph_where_it_goes_by_blocks() -> None:
+    block = PolyNL(256, form="gram", init="random")
+    compiled = torch.compile(block, fullgraph=True, dynamic=True, backend="aot_eager")
+    try:
+        for side in (17, 20):
+            x = randn(1, 256, side, side, dtype=torch.float32).requires_grad_()
+            inputs = [x, *block.parameters()]
+            ways = [torch.autograd.grad(z, inputs, torch.ones_like(z)) for z in (compiled(x), block(x))]
+            torch.testing.assert_close(*ways, rtol=1e-5, atol=1e-4)
+    finally:
+        torch.compiler.reset()

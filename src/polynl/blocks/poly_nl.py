@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from polynl.blocks.base import Block, Init, choice, divides
+from polynl.blocks.base import Block, Init, Pointwise, choice, divides
 from polynl.functional.poly_nl import FORMS, Form, poly_nl, poly_nl_mixing
 
 
@@ -30,26 +30,32 @@ class PolyNL(Block):
         self.form: Form = choice("form", form, FORMS)
         self.reduction = divides("reduction", reduction, "channels", channels)
         inner = channels // reduction
-        self.w1 = nn.Parameter(torch.empty(channels, inner))
-        self.w2 = nn.Parameter(torch.empty(channels, inner))
-        self.w3 = nn.Parameter(torch.empty(inner, channels))
-        self.w_value = nn.Parameter(torch.empty(channels, inner)) if reduction > 1 else None
+        # As 1×1 convolutions, which hold Wᵀ: their kernels copy a weight that lies the other way round.
+        self.w1 = Pointwise(channels, inner, bias=False)
+        self.w2 = Pointwise(channels, inner, bias=False)
+        self.w3 = Pointwise(inner, channels, bias=False)
+        self.w_value = Pointwise(channels, inner, bias=False) if reduction > 1 else None
         self.alpha = nn.Parameter(torch.empty(()))
         self.beta = nn.Parameter(torch.empty(()))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Matrices that keep the variance of what they multiply; α = 1; β = 0 for the identity, else 1."""
-        for weight in (self.w1, self.w2, self.w3, self.w_value):
-            if weight is not None:
-                nn.init.normal_(weight, std=weight.shape[0] ** -0.5)
+        for layer in (self.w1, self.w2, self.w3, self.w_value):
+            if layer is not None:
+                nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
         nn.init.ones_(self.alpha)
         nn.init.constant_(self.beta, 0.0 if self.init == "identity" else 1.0)
 
     def transform(self, x: Float[Tensor, "b n c"], spatial: torch.Size) -> Float[Tensor, "b n c"]:
         """See :func:`polynl.functional.poly_nl`."""
-        return poly_nl(x, self.w1, self.w2, self.w3, self.alpha, self.beta, self.w_value, self.form)
+        w1, w2, w3, w_value = self._matrices()
+        return poly_nl(x, w1, w2, w3, self.alpha, self.beta, w_value, self.form)
 
     def mixing(self, gram: Float[Tensor, "b c c"]) -> Float[Tensor, "b c c"]:
         """M(G) with Y = X·M(G). See :func:`polynl.functional.poly_nl_mixing`."""
-        return poly_nl_mixing(gram, self.w1, self.w2, self.w3, self.w_value)
+        return poly_nl_mixing(gram, *self._matrices())
+
+    def _matrices(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        value = None if self.w_value is None else self.w_value.weight.mT
+        return self.w1.weight.mT, self.w2.weight.mT, self.w3.weight.mT, value
