@@ -112,6 +112,12 @@ def test_small_and_empty_maps(case: Case, shape: tuple[int, ...]) -> None:
 
 
 @every_case
+def test_shapes_can_be_had_without_memory(case: Case) -> None:
+    x = image(case, 2, CHANNELS, 6, 5).to("meta")
+    assert case.build().to("meta")(x).shape == x.shape
+
+
+@every_case
 def test_empty_batch_in_training(case: Case) -> None:
     block = case.build().train()
     before = copy.deepcopy(block.state_dict())

@@ -44,9 +44,11 @@ class Block(nn.Module, ABC):
     def forward(self, x: Float[Tensor, "b c *spatial"]) -> Float[Tensor, "b c *spatial"]:
         """Z of the class's formula."""
         self.check_input(x)
-        if not self.leaves_autocast or not torch.is_autocast_enabled(x.device.type):
+        device = x.device.type
+        autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        if not (autocast and self.leaves_autocast):
             return self._on_folded(x).to(x.dtype)
-        with torch.autocast(x.device.type, enabled=False):
+        with torch.autocast(device, enabled=False):
             return saturate(self._on_folded(x.to(torch.promote_types(x.dtype, torch.float32))), x.dtype)
 
     def _on_folded(self, x: Float[Tensor, "b c *spatial"]) -> Float[Tensor, "b c *spatial"]:
