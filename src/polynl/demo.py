@@ -133,7 +133,7 @@ def _multiply_adds(call: Callable[[], Tensor]) -> int:
 
 
 def _label(name: str, options: dict[str, Any]) -> str:
-    return " ".join([name, *(f"{key}={value}" for key, value in options.items())])
+    return ", ".join([name, *map(str, options.values())])
 
 
 def main() -> None:
@@ -151,7 +151,7 @@ def main() -> None:
     costs = Table(
         title=f"One call on a map of {CHANNELS} × {SIDE} × {SIDE}, median of {RUNS} interleaved runs"
     )
-    for heading in ("block", "parameters", "multiply-adds", "ms", "÷ 1×1 conv"):
+    for heading in ("block", "parameters", "multiply-adds", "ms", "time ÷ 1×1 conv"):
         costs.add_column(heading, justify="left" if heading == "block" else "right")
     results = measured_costs(ROWS)
     for (name, options), cost in zip(ROWS, results, strict=True):

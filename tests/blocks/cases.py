@@ -166,6 +166,8 @@ VARIANTS = [
         "non_local", non_local, {"mode": "gaussian", "scale": "inner", "norm": "layer", "inner_channels": 3}
     ),
     Case("non_local", non_local, {"mode": "concatenation", "norm": "batch", "bias": True, "out_bias": False}),
+    Case("non_local", non_local, {"mode": "gaussian", "inner_channels": 11}),
+    Case("non_local", non_local, {"norm": "layer", "bias": True, "inner_channels": 8}),
     Case(
         "non_local",
         non_local,
@@ -176,6 +178,7 @@ VARIANTS = [
     Case("non_local", non_local, {"mode": "gaussian", "sub_sample": "after"}, equivariant=False),
     Case("efficient_nl", efficient_nl, {"heads": 2, "key_channels": 6, "value_channels": 4}),
     Case("efficient_nl", efficient_nl, {"heads": 2, "normalization": "none", "bias": False}),
+    Case("efficient_nl", efficient_nl, {"normalization": "none"}),
     Case("latent_gnn", latent_gnn, {"latent_dims": (3, 4), "mode": "symmetric", "graph_conv": True}),
     Case("latent_gnn", latent_gnn, {"latent_dims": [3, 5], "inner_channels": 3, "graph_conv": True}),
     Case("tesa", tesa, {"order": "quadratic", "normalization": "none"}, equivariant=False),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from cases import CASES, CHANNELS, DEFAULTS, Case
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad, hessian, jvp, vmap
 
 import polynl
 
@@ -146,6 +146,20 @@ def test_autocast_is_finite_for_large_input(case: Case, half: torch.dtype, from_
 
 
 @every_case
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_half_precision_modules(case: Case, half: torch.dtype) -> None:
+    """A module cast as a whole works with and without autocast, to the precision of its dtype."""
+    block = case.build().to(half)
+    x = (0.5 * image(case, 2, CHANNELS, 5, 4)).to(half)
+    expected = copy.deepcopy(block).float()(x.float())
+    with torch.autocast("cpu", dtype=half):
+        under_autocast = block(x)
+    for z in (block(x), under_autocast):
+        assert z.dtype == half
+        assert_close(z.float(), expected, 40 * torch.finfo(half).eps)
+
+
+@every_case
 def test_one_graph_under_compile_with_changing_sizes(case: Case) -> None:
     block = case.build()
     backend = (
@@ -195,6 +209,21 @@ def test_per_sample_gradients_with_torch_func(case: Case) -> None:
     for i, sample in enumerate(x):
         for name, gradient in grad(loss)(parameters, sample).items():
             assert_close(batched[name][i], gradient, 1e-10)
+
+
+@every_case
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # torch's own jvp warns
+def test_forward_mode_and_hessian(case: Case) -> None:
+    block = case.build(torch.float64)
+    x = image(case, 1, CHANNELS, 2, 1, dtype=torch.float64)
+    direction = image(case, 1, CHANNELS, 2, 1, dtype=torch.float64).roll(1, dims=1)
+    _, forward = jvp(block, (x,), (direction,))
+    assert_close(forward, torch.autograd.functional.jvp(block, x, direction)[1], 1e-10)
+
+    def loss(x: Tensor) -> Tensor:
+        return block(x).square().sum()
+
+    assert_close(hessian(loss)(x), torch.autograd.functional.hessian(loss, x), 1e-10)
 
 
 @every_case

@@ -3,9 +3,10 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from polynl import TESA, NonLocal, PolyNL
+from polynl import TESA, ConvBaseline, NonLocal, PolyNL
 from polynl.functional import (
     gram,
     mix,
@@ -14,7 +15,9 @@ from polynl.functional import (
     preferred_form,
     project,
     reference,
+    unit_length,
 )
+from polynl.functional.poly_nl import GramCosts
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -183,3 +186,76 @@ def test_gram_form_compiles_as_one_graph_where_it_goes_by_blocks() -> None:
             torch.testing.assert_close(*ways, rtol=1e-5, atol=1e-4)
     finally:
         torch.compiler.reset()
+
+
+@pytest.mark.parametrize("mode", ["embedded_gaussian", "gaussian"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("inner", [4, 24])
+def test_softmax_modes_never_store_the_scores(mode: str, layout: torch.memory_format, inner: int) -> None:
+    """No operator of a training step returns N×N numbers: torch's fused attention is really taken."""
+
+    class Largest(TorchDispatchMode):
+        size = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            for t in result if isinstance(result, tuple) else (result,):
+                self.size = max(self.size, t.numel() if isinstance(t, Tensor) else 0)
+            return result
+
+    x = torch.randn(1, 16, 20, 20).to(memory_format=layout).requires_grad_()
+    block = NonLocal(16, mode=mode, inner_channels=inner, init="random")
+    with Largest() as largest:
+        block(x).sum().backward()
+    assert largest.size <= 400 * max(16, inner)
+
+
+def test_preferred_form_weighs_passes_and_reduction() -> None:
+    """With every multiply-add alike, the thresholds are those of the table in its docstring."""
+    plain, half_price = GramCosts(1, 1, 0), GramCosts(0.5, 1, 0)
+    maps = {n: torch.empty(1, n, 100, device="meta") for n in (70, 80, 90, 110)}
+    assert preferred_form(maps[90], 100, False, plain) == "direct"
+    assert preferred_form(maps[110], 100, False, plain) == "gram"
+    assert preferred_form(maps[70], 100, True, plain) == "direct"
+    assert preferred_form(maps[80], 100, True, plain) == "gram"
+    assert preferred_form(maps[90], 50, False, half_price) == "direct"
+    assert preferred_form(maps[110], 50, False, half_price) == "gram"
+    assert preferred_form(maps[110], 100, False, GramCosts(1, 1, 1e6)) == "direct"
+
+
+def test_dot_product_takes_the_way_with_fewer_multiply_adds() -> None:
+    c, inner, block = 64, 32, NonLocal(64)
+    projections, matrices = 4 * c * inner + 2 * inner**2, 2 * c**2
+    assert multiply_adds(block, 4, 4) == 16 * projections
+    assert multiply_adds(block, 64, 64) == 4096 * matrices + 2 * c**3 + 2 * c**2 * inner
+
+
+def test_unit_length() -> None:
+    short = torch.tensor([[3e-11, 4e-11]], dtype=torch.float64)
+    torch.testing.assert_close(unit_length(short, -1), torch.tensor([[0.6, 0.8]], dtype=torch.float64))
+    for dtype in (torch.float64, torch.float16):
+        assert torch.equal(unit_length(torch.zeros(1, 2, dtype=dtype), -1), torch.zeros(1, 2, dtype=dtype))
+
+
+def test_precision_of_products_does_not_touch_the_skip_connection() -> None:
+    """With products allowed to round, αX is added outside of them, and the values stay the same."""
+    x, block = torch.randn(1, 32, 16, 16), PolyNL(32, form="gram", init="random")
+    expected, before = block(x), torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        torch.testing.assert_close(block(x), expected, rtol=1e-2, atol=1e-2)
+        assert torch.equal(PolyNL(32, form="gram")(x), x)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_initial_matrices_keep_the_variance() -> None:
+    block = PolyNL(256, reduction=4, init="random")
+    assert block.w1.weight.std().item() == pytest.approx(256**-0.5, rel=0.05)
+    assert block.w3.weight.std().item() == pytest.approx(64**-0.5, rel=0.05)
+
+
+def test_a_convolution_stays_in_autocasts_dtype() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        z = ConvBaseline(16, init="random")(torch.randn(1, 16, 5, 5))
+    assert torch.equal(z, z.bfloat16().float())

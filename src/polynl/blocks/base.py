@@ -1,9 +1,10 @@
 """What all blocks share: the contract of `forward`, checked options, and layers on folded maps."""
 
 import inspect
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import ClassVar, Literal, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, Literal, SupportsIndex, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -20,9 +21,9 @@ NORMS: tuple[Norm, ...] = ("none", "batch", "layer")
 class Block(nn.Module, ABC):
     """A layer (b, c, *spatial) → (b, c, *spatial) with 1, 2 or 3 spatial axes.
 
-    The output has the input's shape, dtype and memory format. Under autocast a block computes in fp32: its
-    values grow as the cube of the input or exponentially, beyond what fp16 holds; a result that must return
-    to fp16 saturates at that type's largest number and does not overflow.
+    The output has the input's shape, dtype and memory format. Under autocast a block computes in the dtype of
+    its parameters, fp32 as a rule: its values grow as the cube of the input or exponentially, beyond what
+    fp16 holds; a result that must return to fp16 saturates at that type's largest number.
 
     With `init="identity"` a new block returns its input bit for bit, so that it can be put into a trained
     network; each block says how, and what receives gradient first. `init="random"` starts it at random.
@@ -43,13 +44,18 @@ class Block(nn.Module, ABC):
 
     def forward(self, x: Float[Tensor, "b c *spatial"]) -> Float[Tensor, "b c *spatial"]:
         """Z of the class's formula."""
-        self.check_input(x)
         device = x.device.type
         autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        self.check_input(x, any_dtype=autocast)
         if not (autocast and self.leaves_autocast):
             return self._on_folded(x).to(x.dtype)
         with torch.autocast(device, enabled=False):
-            return saturate(self._on_folded(x.to(torch.promote_types(x.dtype, torch.float32))), x.dtype)
+            return saturate(self._on_folded(x.to(self.dtype)), x.dtype)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the parameters."""
+        return next(self.parameters()).dtype
 
     def _on_folded(self, x: Float[Tensor, "b c *spatial"]) -> Float[Tensor, "b c *spatial"]:
         folded = x.flatten(2).mT
@@ -58,23 +64,24 @@ class Block(nn.Module, ABC):
         z = z.mT.contiguous() if channels_first(folded) else z.contiguous().mT
         return z.reshape(x.shape)
 
-    def check_input(self, x: Tensor) -> None:
-        """Refuse what is not a batch of floating-point maps with this block's channels."""
-        expected = f"a batch of maps (b, {self.channels}, *spatial) with 1 to 3 spatial axes"
+    def check_input(self, x: Tensor, *, any_dtype: bool = False) -> None:
+        """Refuse what is not a batch of floating-point maps with this block's channels and dtype."""
+        name, shape = type(self).__name__, tuple(x.shape)
         if not x.is_floating_point():
-            raise TypeError(f"{type(self).__name__}: x has dtype {x.dtype}; expected a floating-point dtype")
-        if not 3 <= x.dim() <= 5:
-            hint = "; add a batch axis with x[None]" if x.dim() == 2 else ""
-            raise ValueError(
-                f"{type(self).__name__}: x has shape {tuple(x.shape)}; expected {expected}{hint}"
+            raise TypeError(f"{name}: x has dtype {x.dtype}; expected a floating-point dtype")
+        if x.dtype != self.dtype and not any_dtype:
+            raise TypeError(
+                f"{name}: x has dtype {x.dtype}; expected {self.dtype}, as the block's parameters have: "
+                "cast one of them, or call under torch.autocast"
             )
-        if x.shape[1] != self.channels:
-            unbatched = x.dim() == 3 and x.shape[0] == self.channels
-            hint = "; add a batch axis with x[None]" if unbatched else ""
+        if not 3 <= x.dim() <= 5 or x.shape[1] != self.channels:
+            unbatched = 2 <= x.dim() <= 4 and x.shape[0] == self.channels
             raise ValueError(
-                f"{type(self).__name__}: x has shape {tuple(x.shape)} and so {x.shape[1]} channels; "
-                f"expected {expected}{hint}"
+                f"{name}: x has shape {shape}; expected a batch of maps (b, {self.channels}, *spatial) with "
+                f"1 to 3 spatial axes{'; add a batch axis with x[None]' if unbatched else ''}"
             )
+        if 0 in shape[2:]:
+            raise ValueError(f"{name}: x has shape {shape} and so no positions; expected at least one")
 
     def extra_repr(self) -> str:
         """The constructor's options and their values."""
@@ -112,9 +119,11 @@ class PointwiseNorm(nn.Module):
 
     def zero(self) -> None:
         """Set the output to zero through as few parameters as do it: the norm's scale, else the weight."""
-        scale = self.norm.weight if isinstance(self.norm, nn.BatchNorm1d) else self.linear.weight
-        nn.init.zeros_(scale)
-        if self.norm is None and self.linear.bias is not None:
+        if isinstance(self.norm, nn.BatchNorm1d):
+            nn.init.zeros_(self.norm.weight)
+            return
+        nn.init.zeros_(self.linear.weight)
+        if self.linear.bias is not None:
             nn.init.zeros_(self.linear.bias)
 
 
@@ -127,18 +136,30 @@ def saturate(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def positive(name: str, value: int) -> int:
-    """`value`, if it is a whole number above zero."""
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+    """`value`, if it is a whole number above zero, of Python or of NumPy."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or value <= 0:
         raise ValueError(f"{name}={value!r}: expected a whole number above 0")
-    return value
+    return operator.index(value)
+
+
+def flag(name: str, value: bool) -> bool:
+    """`value`, if it is True or False."""
+    return choice(name, value, (True, False))
 
 
 def choice(name: str, value: T, choices: Iterable[T]) -> T:
-    """`value`, if it is one of `choices`."""
+    """`value`, if it is one of `choices` and of its type: 1.0 and True are not 1."""
     choices = tuple(choices)
-    if value not in choices:
+    if not any(type(value) is type(option) and value == option for option in choices):
         raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(repr, choices))}")
     return value
+
+
+def sizes(name: str, value: Sequence[int], expected: str) -> tuple[int, ...]:
+    """`value`, if it is a sequence of whole numbers above zero."""
+    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+        raise ValueError(f"{name}={value!r}: expected {expected}")
+    return tuple(positive(name, size) for size in value)
 
 
 def divides(name: str, value: int, whole_name: str, whole: int) -> int:

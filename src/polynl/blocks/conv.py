@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from polynl.blocks.base import Block, Init, choice
+from polynl.blocks.base import Block, Init, choice, flag
 
 
 class ConvBaseline(Block):
@@ -16,7 +16,7 @@ class ConvBaseline(Block):
     A kernel of 3 fixes the number of `spatial_axes`; a kernel of 1 takes maps of any.
 
     Identity: W is the unit impulse; all of it receives gradient at once. Being linear, it needs no fp32 under
-    autocast and computes in autocast's own dtype.
+    autocast and computes in autocast's own dtype, so there its identity is the input rounded to that.
     """
 
     leaves_autocast = False
@@ -32,7 +32,7 @@ class ConvBaseline(Block):
     ) -> None:
         super().__init__(channels, init)
         self.kernel_size = choice("kernel_size", kernel_size, (1, 3))
-        self.bias = bias
+        self.bias = flag("bias", bias)
         self.spatial_axes = choice("spatial_axes", spatial_axes, (1, 2, 3))
         self.weight = nn.Parameter(torch.empty(channels, channels, *(kernel_size,) * spatial_axes))
         self.offset = nn.Parameter(torch.zeros(channels)) if bias else None

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polynl.blocks.base import Block, Init, Pointwise, PointwiseNorm, choice, divides, width
+from polynl.blocks.base import Block, Init, Pointwise, PointwiseNorm, choice, divides, flag, width
 from polynl.functional.efficient import NORMALIZATIONS, Normalization, efficient_attention
 from polynl.functional.gram import mix_by_gram
 from polynl.functional.non_local import cheaper_through_gram, dot_product_mixing
@@ -37,7 +37,7 @@ class EfficientNL(Block):
         self.value_channels = width("value_channels", value_channels, channels // 2)
         divides("heads", heads, "key_channels", self.key_channels)
         self.heads = divides("heads", heads, "value_channels", self.value_channels)
-        self.bias = bias
+        self.bias = flag("bias", bias)
         self.queries = Pointwise(channels, self.key_channels, bias=bias)
         self.keys = Pointwise(channels, self.key_channels, bias=bias)
         self.values = Pointwise(channels, self.value_channels, bias=bias)

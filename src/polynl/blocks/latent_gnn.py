@@ -1,13 +1,13 @@
 """Latent-GNN (Zhang 2019) as a block."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, SupportsIndex
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from polynl.blocks.base import Block, Init, PointwiseNorm, choice, positive, width
+from polynl.blocks.base import Block, Init, PointwiseNorm, choice, flag, positive, sizes, width
 from polynl.functional.latent_gnn import latent_gnn, unit_length
 
 Mode = Literal["asymmetric", "symmetric"]
@@ -41,7 +41,7 @@ class LatentGNN(Block):
         self.latent_dims = _checked_latent_dims(latent_dims)
         self.inner_channels = width("inner_channels", inner_channels, channels // 4)
         self.mode: Mode = choice("mode", mode, MODES)
-        self.graph_conv = graph_conv
+        self.graph_conv = flag("graph_conv", graph_conv)
         inner, asymmetric = self.inner_channels, mode == "asymmetric"
         self.to_latent = _projection(channels, inner)
         self.from_latent = _projection(channels, inner) if asymmetric else None
@@ -79,7 +79,8 @@ def _projection(channels: int, out_channels: int) -> PointwiseNorm:
 
 
 def _checked_latent_dims(latent_dims: int | Sequence[int]) -> tuple[int, ...]:
-    dims = (latent_dims,) if isinstance(latent_dims, int) else tuple(latent_dims)
-    if not dims:
-        raise ValueError(f"latent_dims={latent_dims!r}: expected the latent nodes of at least one kernel")
-    return tuple(positive("latent_dims", d) for d in dims)
+    if isinstance(latent_dims, SupportsIndex):
+        return (positive("latent_dims", latent_dims),)
+    return sizes(
+        "latent_dims", latent_dims, "the number of latent nodes of one kernel, or of each of several"
+    )

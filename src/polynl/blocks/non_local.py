@@ -1,13 +1,25 @@
 """The Non-local block (Wang 2018), with every public implementation's conventions as named options."""
 
-from typing import Literal
+from typing import Literal, SupportsIndex
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from polynl.blocks.base import NORMS, Block, Init, Norm, Pointwise, PointwiseNorm, choice, positive, width
+from polynl.blocks.base import (
+    NORMS,
+    Block,
+    Init,
+    Norm,
+    Pointwise,
+    PointwiseNorm,
+    choice,
+    flag,
+    positive,
+    sizes,
+    width,
+)
 from polynl.functional.gram import mix_by_gram
 from polynl.functional.non_local import (
     DOT_PRODUCT_FORMS,
@@ -42,7 +54,8 @@ class NonLocal(Block):
     `bias` gives θ, φ and g a bias, `out_bias` (as `bias` unless given) the output projection.
 
     Identity: the scale of the batch norm, or else W_out, is zero; it receives gradient at once, the rest as
-    soon as it has moved.
+    soon as it has moved. A layer norm has no scale, and makes any W_out but zero a branch of unit size: with
+    `norm="layer"` the first step of training is a leap.
     """
 
     def __init__(
@@ -68,8 +81,8 @@ class NonLocal(Block):
         self.sub_sample = choice("sub_sample", sub_sample, (None, "before", "after"))
         self.pool_size = _checked_pool_size(pool_size)
         self.norm: Norm = choice("norm", norm, NORMS)
-        self.bias = bias
-        self.out_bias = bias if out_bias is None else out_bias
+        self.bias = flag("bias", bias)
+        self.out_bias = bias if out_bias is None else flag("out_bias", out_bias)
         inner, embedded = self.inner_channels, mode != "gaussian"
         self.theta = Pointwise(channels, inner, bias=bias) if embedded else None
         self.phi = Pointwise(channels, inner, bias=bias) if embedded else None
@@ -150,8 +163,10 @@ class NonLocal(Block):
 
 
 def _checked_pool_size(pool_size: int | tuple[int, ...]) -> int | tuple[int, ...]:
-    if isinstance(pool_size, int):
+    if isinstance(pool_size, SupportsIndex):
         return positive("pool_size", pool_size)
-    if not 1 <= len(pool_size) <= 3:
-        raise ValueError(f"pool_size={pool_size!r}: expected a whole number, or one for each of 1 to 3 axes")
-    return tuple(positive("pool_size", size) for size in pool_size)
+    expected = "a whole number, or one for each of 1 to 3 axes"
+    checked = sizes("pool_size", pool_size, expected)
+    if len(checked) > 3:
+        raise ValueError(f"pool_size={pool_size!r}: expected {expected}")
+    return checked

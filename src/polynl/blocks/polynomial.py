@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from polynl.blocks.base import Block, Init, positive, width
+from polynl.blocks.base import Block, Init, flag, positive, width
 from polynl.functional.polynomial import ccp
 
 
@@ -31,7 +31,7 @@ class PolynomialLayer(Block):
         super().__init__(channels, init)
         self.order = positive("order", order)
         self.rank = width("rank", rank, channels)
-        self.bias = bias
+        self.bias = flag("bias", bias)
         if init == "identity" and self.rank < channels:
             raise ValueError(
                 f"rank={rank}: expected at least channels={channels} to start as the identity; "

@@ -30,7 +30,7 @@ def build_block(name: str, channels: int, **options: Any) -> Block:
     >>> build_block("non_local", 64, mode="gaussian").channels
     64
     """
-    if name not in BLOCKS:
+    if not isinstance(name, str) or name not in BLOCKS:
         raise ValueError(
             f"no block is called {name!r}{_hint(name, BLOCKS)}; the blocks are {', '.join(BLOCKS)}"
         )
@@ -46,5 +46,5 @@ def build_block(name: str, channels: int, **options: Any) -> Block:
 
 
 def _hint(word: str, known: Any) -> str:
-    near = difflib.get_close_matches(word, known, n=1)
+    near = difflib.get_close_matches(str(word), known, n=1)
     return f", perhaps {near[0]!r} is meant" if near else ""

@@ -54,7 +54,14 @@ def mix_by_gram(
     where autograd alone takes four, and one more N×C tensor to add them up. The forward pass takes less
     than two, as G is symmetric.
     """
-    g, x = _GramAndMap.apply(x) if x.requires_grad and torch.is_grad_enabled() else (_symmetric_gram(x), x)
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        g = _symmetric_gram(x)
+    elif torch.compiler.is_compiling():
+        g, x = _GramAndMap.apply(x)  # compilers refuse a function with a forward mode
+    else:
+        g, x = _GramAndMapBothModes.apply(x)
+    if _products_round():
+        return alpha * x + beta * mix(x, mixing(g))
     eye = torch.eye(x.shape[-1], dtype=g.dtype, device=x.device)
     return mix(x, alpha * eye + beta * mixing(g))
 
@@ -69,6 +76,12 @@ def project(
     if channels_first(x):
         return F.conv1d(x.mT, w.mT.unsqueeze(-1), bias).mT
     return F.linear(x, w.mT, bias)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _products_round() -> bool:
+    """Whether products may round their operands, to TF32 or bfloat16: then αX must not pass through one."""
+    return torch.get_float32_matmul_precision() != "highest"
 
 
 def sizes_are_open() -> bool:
@@ -97,6 +110,21 @@ class _GramAndMap(torch.autograd.Function):
             return dx + mix(x, s)
         # dx comes from the one use of X in mix_by_gram and nobody else holds it, so it may be written to.
         return dx.mT.baddbmm_(s, x.mT).mT if channels_first(x) else dx.baddbmm_(x, s)
+
+
+class _GramAndMapBothModes(_GramAndMap):
+    """The same, differentiable in forward mode too."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Tensor) -> tuple[Tensor, Tensor]:
+        (x,) = ctx.saved_tensors
+        half = gram(dx, x)
+        return half + half.mT, dx.view_as(dx)
 
 
 def _symmetric_gram(x: Float[Tensor, "b n c"]) -> Float[Tensor, "b c c"]:

@@ -36,4 +36,5 @@ def unit_length(x: Float[Tensor, "*b"], dim: int) -> Float[Tensor, "*b"]:
 
     `F.normalize` is the same, but its second derivative is NaN at zero vectors, which ReLU makes.
     """
-    return x / x.square().sum(dim=dim, keepdim=True).clamp_min(1e-24).sqrt()
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))  # 1e-12 is zero in fp16
+    return (wide / wide.square().sum(dim=dim, keepdim=True).clamp_min(1e-24).sqrt()).to(x.dtype)

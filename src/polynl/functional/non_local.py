@@ -65,11 +65,19 @@ def softmax_attention(
     """Y = softmax(scale · θ φᵀ) g over the keys, Gaussian and embedded Gaussian: 2nm·d multiply-adds.
 
     torch's fused attention never stores the N×M scores, but has no second derivative; fp64, the dtype in
-    which derivatives are checked and not trained, takes the formula as it stands.
+    which derivatives are checked and not trained, takes the formula as it stands. The fused kernels want
+    contiguous operands of one width, and torch falls back to storing the scores without a word.
     """
     if theta.dtype == torch.float64:
         return torch.softmax(theta @ phi.mT * scale, dim=-1) @ g
-    return F.scaled_dot_product_attention(theta, phi, g, scale=scale)
+    width = max(theta.shape[-1], g.shape[-1])
+    q, k, v = (_padded(t, width) for t in (theta, phi, g))
+    return F.scaled_dot_product_attention(q, k, v, scale=scale)[..., : g.shape[-1]]
+
+
+def _padded(x: Float[Tensor, "b n d"], width: int) -> Float[Tensor, "b n w"]:
+    """A contiguous X with columns of zeros up to `width`: they change no score, and the values lose them."""
+    return x.contiguous() if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])).contiguous()
 
 
 def concatenation_attention(

@@ -42,16 +42,16 @@ def poly_nl(
     Without `w_value`, Wᵥ is the identity and the layer is the paper's. Y is cubic: X → sX gives s³Y.
 
     * ``direct`` follows the formula: 3NC² multiply-adds.
-    * ``gram`` uses that Z = X·(αI + βM(G)) with G = XᵀX/N: 2NC² + C³, and no N×C intermediate.
+    * ``gram`` uses that Z = X·(αI + βM(G)) with G = XᵀX/N: 2NC² + C³, and of maps it keeps only X to train.
     * ``auto`` takes the cheaper of the two for x's size (`preferred_form`).
     """
     if form == "auto":
         form = preferred_form(x, inner=w1.shape[-1], training=x.requires_grad and torch.is_grad_enabled())
     if form == "gram":
         return mix_by_gram(x, lambda g: poly_nl_mixing(g, w1, w2, w3, w_value), alpha, beta)
-    pooled = (project(x, w1) * project(x, w2)).mean(dim=-2, keepdim=True, dtype=_at_least_fp32(x))
+    pooled = (project(x, w1) * project(x, w2)).mean(dim=-2, keepdim=True)
     value = x if w_value is None else project(x, w_value)
-    return torch.addcmul(project(value * (beta * pooled).to(x.dtype), w3), alpha, x)
+    return torch.addcmul(project(value * (beta * pooled), w3), alpha, x)
 
 
 def poly_nl_mixing(
@@ -93,7 +93,3 @@ def preferred_form(
     products = costs.product * over_positions * n * c * c
     matrices = costs.matrix * among_matrices * (1 + reduced) * c * c * inner
     return "gram" if b * (products + matrices) + costs.overhead < b * direct else "direct"
-
-
-def _at_least_fp32(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)

@@ -176,6 +176,8 @@ class _Place:
 def _places(model: nn.Module, side: str, names: Names) -> list[_Place]:
     modules = dict(model.named_modules(remove_duplicate=False))
     places = []
+    if names is not None and not isinstance(names, str | Sequence):
+        raise TypeError(f"{side}={names!r}: expected the dotted name of a module, or several of them")
     for name in [names] if isinstance(names, str) else [] if names is None else names:
         if name not in modules:
             near = _listed(difflib.get_close_matches(str(name), modules, n=5))
