@@ -14,6 +14,9 @@ MAY_IMPORT = {
     "blocks": {"blocks", "functional"},
     "models": {"models", "blocks", "functional"},
     "demo": {"demo", "models", "blocks", "functional", "polynl"},
+    "bench": {"bench", "models", "blocks", "functional", "polynl"},
+    "cli": {"bench", "models", "blocks", "functional", "polynl"},
+    "__main__": {"cli"},
     "__init__": {"blocks", "models"},
 }
 THIRD_PARTY = {
@@ -21,6 +24,9 @@ THIRD_PARTY = {
     "blocks": {"torch", "jaxtyping"},
     "models": {"torch", "torchvision", "safetensors"},
     "demo": {"torch", "rich"},
+    "bench": {"torch", "rich", "matplotlib", "mmcv", "timm"},
+    "cli": {"tyro", "rich"},
+    "__main__": set(),
     "__init__": set(),
 }
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -54,7 +60,8 @@ def test_import_loads_nothing_heavier_than_torch() -> None:
     loaded = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     ).stdout
-    heavy = {"torchvision", "timm", "matplotlib", "rich", "PIL", "safetensors", "mmcv", "cv2", "pandas"}
+    heavy = {"torchvision", "timm", "matplotlib", "rich", "tyro", "PIL", "safetensors"}
+    heavy |= {"mmcv", "cv2", "pandas"}
     assert "torch" in loaded.split()
     assert not heavy & set(loaded.split())
 

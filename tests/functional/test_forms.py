@@ -17,7 +17,7 @@ from polynl.functional import (
     reference,
     unit_length,
 )
-from polynl.functional.poly_nl import GramCosts
+from polynl.functional.poly_nl import FormCosts
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -212,7 +212,7 @@ def test_softmax_modes_never_store_the_scores(mode: str, layout: torch.memory_fo
 
 def test_preferred_form_weighs_passes_and_reduction() -> None:
     """With every multiply-add alike, the thresholds are those of the table in its docstring."""
-    plain, half_price = GramCosts(1, 1, 0), GramCosts(0.5, 1, 0)
+    plain, half_price = FormCosts(1, 1, 0), FormCosts(0.5, 1, 0)
     maps = {n: torch.empty(1, n, 100, device="meta") for n in (70, 80, 90, 110)}
     assert preferred_form(maps[90], 100, False, plain) == "direct"
     assert preferred_form(maps[110], 100, False, plain) == "gram"
@@ -220,7 +220,7 @@ def test_preferred_form_weighs_passes_and_reduction() -> None:
     assert preferred_form(maps[80], 100, True, plain) == "gram"
     assert preferred_form(maps[90], 50, False, half_price) == "direct"
     assert preferred_form(maps[110], 50, False, half_price) == "gram"
-    assert preferred_form(maps[110], 100, False, GramCosts(1, 1, 1e6)) == "direct"
+    assert preferred_form(maps[110], 100, False, FormCosts(1, 1, -100)) == "direct"
 
 
 def test_dot_product_takes_the_way_with_fewer_multiply_adds() -> None:

@@ -12,19 +12,19 @@ Form = Literal["auto", "direct", "gram"]
 FORMS: tuple[Form, ...] = ("auto", "direct", "gram")
 
 
-class GramCosts(NamedTuple):
-    """What the Gram form costs, in multiply-adds of the direct form's products."""
+class FormCosts(NamedTuple):
+    """What the two forms cost, in multiply-adds of the direct form's products."""
 
     product: float
-    """A multiply-add over positions; less than 1, since G is symmetric."""
+    """Gram: a multiply-add over positions; G is symmetric."""
     matrix: float
-    """A multiply-add among C×C matrices."""
-    overhead: float
-    """Its more numerous small steps, a call."""
+    """Gram: a multiply-add among C×C matrices."""
+    element: float
+    """Direct: an element of the maps it makes on the way."""
 
 
 # Fitted to measurements on two CPU cores by benchmarks/fit_forms.py.
-MEASURED = GramCosts(product=0.85, matrix=1.2, overhead=2e6)
+MEASURED = FormCosts(product=0.9, matrix=1.2, element=40)
 
 
 def poly_nl(
@@ -70,7 +70,7 @@ def poly_nl_mixing(
 
 
 def preferred_form(
-    x: Float[Tensor, "b n c"], inner: int, training: bool, costs: GramCosts = MEASURED
+    x: Float[Tensor, "b n c"], inner: int, training: bool, costs: FormCosts = MEASURED
 ) -> Form:
     """The form that should be faster for a map like x and the inner width D.
 
@@ -86,10 +86,10 @@ def preferred_form(
     """
     if sizes_are_open():
         return "direct"  # never far from the best, where the Gram form of a small map may be
-    b, n, c = x.shape
+    n, c = x.shape[-2:]
     reduced = inner != c
     over_positions, among_matrices, passes = (5, 3, 3) if training else (2, 1, 1)
-    direct = passes * (3 + reduced) * n * c * inner
+    direct = passes * n * inner * ((3 + reduced) * c + costs.element)
     products = costs.product * over_positions * n * c * c
     matrices = costs.matrix * among_matrices * (1 + reduced) * c * c * inner
-    return "gram" if b * (products + matrices) + costs.overhead < b * direct else "direct"
+    return "gram" if products + matrices < direct else "direct"

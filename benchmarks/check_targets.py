@@ -1,0 +1,290 @@
+"""Does Poly-NL cost what it promises? Every target with the measured ratio; exit code 1 where one is missed.
+
+    python benchmarks/check_targets.py            # all of them, about 12 minutes on 2 idle cores
+    python benchmarks/check_targets.py --only peers resnet
+
+A ratio is one of medians of interleaved runs: 20 of them, fewer where a round takes long (at least 5), more
+where it takes no time at all. The reference is nn.Conv2d(C, C, 1, bias=False) on the same fp32 map.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+import tyro
+from rich.console import Console
+from torch import Tensor, nn
+
+from polynl import PolyNL
+from polynl.bench.cases import BY_NAME, REFERENCE, Shape, randomised
+from polynl.bench.environment import environment
+from polynl.bench.measure import Step, Task, fitted_exponent, interleaved_seconds, task, timed
+from polynl.bench.memory import peak_bytes
+from polynl.bench.networks import NETWORKS
+from polynl.bench.report import counted
+from polynl.bench.results import write_atomically
+from polynl.functional.poly_nl import FORMS
+
+Group = Literal["forward", "training", "direct", "auto", "memory", "exponent", "peers", "resnet"]
+GROUPS: dict[Group, str] = {
+    "forward": "forward ÷ 1×1 convolution",
+    "training": "forward + backward ÷ 1×1 convolution, N ≥ 12C",
+    "direct": "forward + backward of the direct form ÷ that of auto, N ≥ 12C",
+    "auto": "auto ÷ best forced form",
+    "memory": "peak memory of a training step ÷ 1×1 convolution, N ≥ 12C",
+    "exponent": "k of time ∝ N^k over the top decade",
+    "peers": "Poly-NL ÷ peer of the same inner width, N ≥ 196",
+    "resnet": "ResNet-50 with Poly-NL at res4 ÷ plain, inference",
+}
+ON_THE_GRID: set[Group] = {"forward", "training", "direct", "auto", "memory"}
+STEPS: tuple[Step, ...] = ("forward", "training")
+# Peers by the factor to which they narrow the channels.
+PEERS = {"mmcv_dot_product": 2, "mmcv_softmax": 2, "timm": 8, "efficient_nl": 2, "latent_gnn": 4}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Check the cost that Poly-NL promises, on an otherwise idle machine."""
+
+    only: tuple[Group, ...] = tuple(GROUPS)
+    """The groups of targets to check."""
+    quick: bool = False
+    """A few small points and runs: to try this program, not to judge by."""
+    max_conv_seconds: float = 0.3
+    """Leave out points where the convolution's forward pass alone is expected to take longer."""
+    seconds_per_point: float = 12.0
+    """The time after which a point gets fewer than 20 runs."""
+    threads: int | None = None
+    """CPU threads; all unless given."""
+    out: Path | None = None
+    """JSON with all ratios."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One measured ratio against its target."""
+
+    group: Group
+    where: str
+    measured: float
+    required: str
+    ok: bool
+    runs: int
+
+
+@dataclass
+class Checker:
+    """Measures, judges and prints."""
+
+    options: Options
+    console: Console
+    checks: list[Check] = field(default_factory=list)
+
+    def judge(
+        self,
+        group: Group,
+        where: str,
+        measured: float,
+        *,
+        most: float = math.inf,
+        least: float = -math.inf,
+        runs: int,
+    ) -> None:
+        """Print one ratio and whether it is within its limits."""
+        limits = [f"≥ {least:g}" if least > -math.inf else "", f"≤ {most:g}" if most < math.inf else ""]
+        required = " and ".join(limit for limit in limits if limit)
+        check = Check(group, where, measured, required, least <= measured <= most, runs)
+        self.checks.append(check)
+        verdict = "[green]ok    [/]" if check.ok else "[bold red]MISSED[/]"
+        line = f"{verdict} {group:9} {where:48} {measured:6.2f}  {required}  ({counted(runs, 'run')})"
+        self.console.print(line, highlight=False, soft_wrap=True)
+
+    def medians(self, tasks: Mapping[str, Task]) -> tuple[dict[str, float], int]:
+        """The median seconds of every task, and of how many interleaved runs."""
+        for one in tasks.values():
+            timed(one)
+        a_round = sum(timed(one) for one in tasks.values())
+        most = 5 if self.options.quick else 60 if a_round < 0.05 else 20
+        runs = max(min(5, most), min(most, int(self.options.seconds_per_point / a_round)))
+        seconds = interleaved_seconds(tasks, runs=runs, warmup=0 if a_round > 1 else 1)
+        return {name: statistics.median(taken) for name, taken in seconds.items()}, runs
+
+    # The groups
+
+    def grid(self) -> None:
+        """Poly-NL and the convolution over batches, channels and positions."""
+        shapes, left_out = self._grid_shapes()
+        wanted = ON_THE_GRID & set(self.options.only)
+        for shape in shapes:
+            self._at_shape(shape, wanted)
+        self.console.print(
+            f"{len(shapes)} points of the grid measured, {left_out} left out as too slow or large"
+        )
+
+    def _grid_shapes(self) -> tuple[list[Shape], int]:
+        quick = self.options.quick
+        batches, widths = ((1,), (64, 256)) if quick else ((1, 8), (64, 256, 512, 1024, 2048))
+        sides = (7, 14, 56) if quick else (7, 14, 28, 56, 112, 256)
+        every = [Shape(b, c, side) for b in batches for c in widths for side in sides]
+        rate = self._conv_rate()
+        kept = [
+            s
+            for s in every
+            if s.batch * s.positions * s.channels**2 / rate <= self.options.max_conv_seconds
+            and 4 * s.batch * s.positions * s.channels <= 1.5e9
+        ]
+        return kept, len(every) - len(kept)
+
+    def _conv_rate(self) -> float:
+        """Multiply-adds per second of a 1×1 convolution of 256 channels."""
+        shape = Shape(1, 256, 56)
+        convolution = {"conv": _task(BY_NAME[REFERENCE].build, shape, "forward")}
+        return shape.positions * shape.channels**2 / self.medians(convolution)[0]["conv"]
+
+    def _at_shape(self, shape: Shape, wanted: set[Group]) -> None:
+        large, c, n = shape.positions >= 12 * shape.channels, shape.channels, shape.positions
+        where = f"B {shape.batch}, C {c}, N {n}"
+        forms = [form for form in FORMS if form == "auto" or wanted & {"auto", "direct"}]
+        steps = [step for step in STEPS if wanted & _groups_of(step, large)]
+        if "memory" in wanted and large:
+            ours, theirs = (
+                peak_bytes(_task(build, shape, "training"))
+                for build in (_poly_nl(), BY_NAME[REFERENCE].build)
+            )
+            self.judge("memory", where, ours / theirs, most=1.3, runs=1)
+        seconds: dict[str, float] = {}
+        runs = 0
+        x = _map(shape)
+        for step in steps:
+            tasks = {f"{step} {form}": _task(_poly_nl(form=form), shape, step, x) for form in forms}
+            tasks[f"{step} conv"] = _task(BY_NAME[REFERENCE].build, shape, step, x)
+            medians, runs = self.medians(tasks)
+            seconds |= medians
+        most = 1.9 if large else 2.4 if n >= 4 * c else 3.2 if n < c else None
+        if "forward" in wanted and most is not None:
+            range_ = "N ≥ 12C" if large else "4C ≤ N < 12C" if n >= 4 * c else "N < C"
+            ratio = seconds["forward auto"] / seconds["forward conv"]
+            self.judge("forward", f"{where}, {range_}", ratio, most=most, runs=runs)
+        if "training" in wanted and large:
+            self.judge(
+                "training", where, seconds["training auto"] / seconds["training conv"], most=1.6, runs=runs
+            )
+        if "direct" in wanted and large:
+            ratio = seconds["training direct"] / seconds["training auto"]
+            self.judge("direct", where, ratio, least=2.2, runs=runs)
+        for step in steps if "auto" in wanted else ():
+            best = min(seconds[f"{step} {form}"] for form in forms if form != "auto")
+            self.judge("auto", f"{where}, {step}", seconds[f"{step} auto"] / best, most=1.1, runs=runs)
+
+    def exponent(self) -> None:
+        """How time grows with the positions."""
+        sides = (20, 40, 60) if self.options.quick else (82, 112, 160, 224, 256)
+        for channels in (64,) if self.options.quick else (64, 256):
+            for step in STEPS:
+                tasks = {str(side): _task(_poly_nl(), Shape(1, channels, side), step) for side in sides}
+                seconds, runs = self.medians(tasks)
+                k = fitted_exponent([side**2 for side in sides], [seconds[str(side)] for side in sides])
+                assert k is not None
+                where = f"C {channels}, N {sides[0] ** 2} to {sides[-1] ** 2}, {step}"
+                self.judge("exponent", where, k, least=0.9, most=1.1, runs=runs)
+
+    def peers(self) -> None:
+        """Against other non-local layers, Poly-NL narrowed as they are."""
+        names = [name for name in PEERS if BY_NAME[name].available()]
+        for name in PEERS.keys() - set(names):
+            self.console.print(f"{name} is left out: its package is not installed", style="yellow")
+        for channels in (64,) if self.options.quick else (64, 256, 512, 1024):
+            for side in (14,) if self.options.quick else (14, 28, 56):
+                for step in STEPS:
+                    self._against_peers(names, Shape(1, channels, side), step)
+
+    def _against_peers(self, names: list[str], shape: Shape, step: Step) -> None:
+        x = _map(shape)
+        tasks = {name: _task(BY_NAME[name].build, shape, step, x) for name in names}
+        for reduction in {PEERS[name] for name in names}:
+            tasks[f"poly_nl {reduction}"] = _task(_poly_nl(reduction=reduction), shape, step, x)
+        seconds, runs = self.medians(tasks)
+        for name in names:
+            ratio = seconds[f"poly_nl {PEERS[name]}"] / seconds[name]
+            where = f"{name}, C {shape.channels}, N {shape.positions}, {step}"
+            self.judge("peers", where, ratio, most=1.0, runs=runs)
+
+    def resnet(self) -> None:
+        """A whole network."""
+        side = 64 if self.options.quick else 224
+        x = torch.randn(1, 3, side, side)
+        build = NETWORKS["resnet50"].build
+        tasks = {
+            "plain": task(build(None, "res4"), x, "forward"),
+            "poly_nl": task(build(BY_NAME["poly_nl"].build, "res4"), x, "forward"),
+        }
+        seconds, runs = self.medians(tasks)
+        where = f"batch 1, {side}×{side}"
+        self.judge("resnet", where, seconds["poly_nl"] / seconds["plain"], most=1.15, runs=runs)
+
+    def summary(self) -> Iterator[str]:
+        """A line for each group."""
+        for group in self.options.only:
+            found = [check for check in self.checks if check.group == group]
+            if found:
+                reached = sum(check.ok for check in found)
+                ratios = [check.measured for check in found]
+                span = f"{min(ratios):.2f} to {max(ratios):.2f}"
+                yield f"{group:9} {reached:3} of {len(found):3} reached, {span}: {GROUPS[group]}"
+
+
+def _groups_of(step: Step, large: bool) -> set[Group]:
+    """The groups of the grid that need a step at a point."""
+    if step == "forward":
+        return {"forward", "auto"}
+    return {"training", "direct", "auto"} if large else {"auto"}
+
+
+def _poly_nl(**options: object) -> Callable[[int], nn.Module]:
+    return lambda channels: PolyNL(channels, init="random", **options)  # type: ignore[arg-type]
+
+
+def _map(shape: Shape) -> Tensor:
+    return torch.randn(shape.batch, shape.channels, shape.side, shape.side)
+
+
+def _task(build: Callable[[int], nn.Module], shape: Shape, step: Step, x: Tensor | None = None) -> Task:
+    """A step of a layer; those that are compared share the map, which each finds as warm as the others."""
+    return task(randomised(build(shape.channels), seed=0), _map(shape) if x is None else x, step)
+
+
+def main() -> None:
+    """Measure, print, and exit with 1 where something falls short."""
+    options = tyro.cli(Options, config=(tyro.conf.FlagCreatePairsOff,))
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    checker = Checker(options, Console())
+    if ON_THE_GRID & set(options.only):
+        checker.grid()
+    for group, measure in (
+        ("exponent", checker.exponent),
+        ("peers", checker.peers),
+        ("resnet", checker.resnet),
+    ):
+        if group in options.only:
+            measure()
+    checker.console.print()
+    for line in checker.summary():
+        checker.console.print(line, highlight=False, soft_wrap=True)
+    if options.out is not None:
+        content = {"environment": environment("cpu"), "checks": [asdict(check) for check in checker.checks]}
+        write_atomically(options.out, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    sys.exit(0 if all(check.ok for check in checker.checks) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""`polynl bench compare`: what changed between two runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+
+from polynl.bench.report import NOT_MEASURED, STEP_TITLES, Table, as_rich, duration
+from polynl.bench.results import Measurement, Results, differences
+from polynl.bench.settings import SettingsError
+
+Verdict = Literal["faster", "slower", ""]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One method at one point, before and after."""
+
+    old: Measurement
+    new: Measurement
+
+    @property
+    def ratio(self) -> float:
+        """The new median divided by the old one."""
+        assert self.old.median is not None
+        assert self.new.median is not None
+        return self.new.median / self.old.median
+
+    @property
+    def memory_ratio(self) -> float | None:
+        """The new peak memory divided by the old one."""
+        if not self.old.peak_bytes or self.new.peak_bytes is None:
+            return None
+        return self.new.peak_bytes / self.old.peak_bytes
+
+    @property
+    def verdict(self) -> Verdict:
+        """What changed by more than the spread: the middle halves of the runs do not touch."""
+        assert self.old.quartiles is not None
+        assert self.new.quartiles is not None
+        if self.new.quartiles[1] < self.old.quartiles[0]:
+            return "faster"
+        return "slower" if self.new.quartiles[0] > self.old.quartiles[1] else ""
+
+
+def changes(old: Results, new: Results) -> list[Change]:
+    """Every method and point that both runs timed."""
+    before = {(m.method, m.point): m for m in old.measurements if m.seconds}
+    pairs = ((before.get((m.method, m.point)), m) for m in new.measurements if m.seconds)
+    return [Change(a, b) for a, b in pairs if a is not None]
+
+
+def run_compare(
+    old_path: Path, new_path: Path, console: Console, *, everything: bool = False
+) -> list[Change]:
+    """Print what differs: environments, every method on the whole, and the points outside the spread."""
+    old, new = Results.load(old_path), Results.load(new_path)
+    if old.kind != new.kind:
+        raise SettingsError(
+            f"{old_path} is of {old.kind} and {new_path} of {new.kind}: they cannot be compared."
+        )
+    for what in ("environment", "settings"):
+        for line in differences(getattr(old, what), getattr(new, what)):
+            console.print(f"other {what}: {line}", style="yellow", soft_wrap=True, highlight=False)
+    found = changes(old, new)
+    if not found:
+        raise SettingsError("The two runs timed no method at the same size.")
+    console.print(as_rich(_summary(new, found)))
+    shown = [change for change in found if everything or change.verdict]
+    if shown:
+        console.print(as_rich(_details(new, shown)))
+    hidden = len(found) - len(shown)
+    if hidden:
+        console.print(f"{hidden} of {len(found)} points lie within the spread; --all shows them.")
+    for name, these, those in (("the first", old, new), ("the second", new, old)):
+        only = _timed_only_in(these, those)
+        if only:
+            console.print(f"Timed in {name} run only: {only}")
+    return found
+
+
+def _timed_only_in(these: Results, those: Results) -> str:
+    other = {(m.method, m.point) for m in those.measurements if m.seconds}
+    counts: dict[str, int] = {}
+    for m in these.measurements:
+        if m.seconds and (m.method, m.point) not in other:
+            counts[these.label(m.method)] = counts.get(these.label(m.method), 0) + 1
+    return ", ".join(f"{label} at {count} points" for label, count in counts.items())
+
+
+def _summary(results: Results, found: Sequence[Change]) -> Table:
+    groups: dict[tuple[str, str], list[Change]] = {}
+    for change in found:
+        step = STEP_TITLES[change.new.point.step]
+        groups.setdefault((results.label(change.new.method), step), []).append(change)
+    rows = []
+    for (label, step), group in groups.items():
+        verdicts = [change.verdict for change in group]
+        mean = math.exp(sum(math.log(change.ratio) for change in group) / len(group))
+        rows.append(
+            [
+                label,
+                step,
+                f"{mean:.2f}×",
+                str(len(group)),
+                str(verdicts.count("faster")),
+                str(verdicts.count("slower")),
+            ]
+        )
+    title = (
+        "Time, second run ÷ first run: geometric mean over the points, and how many lie outside the spread"
+    )
+    return Table(title, ["method", "step", "ratio", "points", "faster", "slower"], rows)
+
+
+def _details(results: Results, shown: Sequence[Change]) -> Table:
+    rows = []
+    for change in shown:
+        point, memory = change.new.point, change.memory_ratio
+        assert change.old.median is not None
+        assert change.new.median is not None
+        rows.append(
+            [
+                results.label(change.new.method),
+                str(point),
+                duration(change.old.median),
+                duration(change.new.median),
+                f"{change.ratio:.2f}×",
+                change.verdict,
+                NOT_MEASURED if memory is None else f"{memory:.2f}×",
+            ]
+        )
+    return Table("Point by point", ["method", "at", "first", "second", "ratio", "", "memory"], rows)

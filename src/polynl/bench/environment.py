@@ -1,0 +1,75 @@
+"""The machine and the software of a run: what a reader needs to judge it, nothing that names its owner."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import polynl
+
+PACKAGES = ("torch", "torchvision", "numpy", "timm", "mmcv-lite")
+VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "MKL_NUM_THREADS", "ONEDNN_MAX_CPU_ISA")
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Versions, processor, threads and commit, as JSON has them."""
+    found: dict[str, Any] = {
+        "polynl": polynl.__version__,
+        "commit": commit(),
+        "python": platform.python_version(),
+        **{package: _version(package) for package in PACKAGES},
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": cpu_model(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+    }
+    if device == "cuda":
+        found["gpu"] = torch.cuda.get_device_name()
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def cpu_model() -> str:
+    """The processor's name where the system tells it, else its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def commit() -> str | None:
+    """The commit this package is checked out at, "+" after it where files were changed; None if installed."""
+    here = Path(__file__)
+    # A copy installed below somebody else's checkout is not of that checkout's commit.
+    if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
+        return None
+    changed = _git(here.parent.parent, "status", "--porcelain", "--untracked-files=no", "--", ".")
+    head = _git(here.parent, "rev-parse", "HEAD")
+    return None if head is None else head + ("+" if changed else "")
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    try:
+        # Looking must not lock the index under somebody who is committing.
+        command = ["git", "--no-optional-locks", *words]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

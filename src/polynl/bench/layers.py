@@ -1,0 +1,88 @@
+"""`polynl bench layers`: the paper's Figure 2 on this machine."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from polynl.bench.cases import BY_NAME, PEERS, REFERENCE, Case, Shape, randomised
+from polynl.bench.environment import environment
+from polynl.bench.measure import Step
+from polynl.bench.plots import save_layer_figures
+from polynl.bench.report import as_markdown, as_rich, layer_tables, size_of, skipped_lines
+from polynl.bench.results import Point, Results, write_atomically
+from polynl.bench.runner import maps, measured, opened
+from polynl.bench.settings import LayerSettings
+
+STEPS: tuple[Step, ...] = ("forward", "training")
+
+
+def run_layers(settings: LayerSettings, console: Console) -> Results:
+    """Measure every layer at every size, then show and save tables and figures."""
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    cases = selected_cases(settings, console)
+    path = settings.out / "layers.json"
+    fresh = Results(
+        kind="layers",
+        command=settings.command("bench", "layers"),
+        settings=settings.measured(),
+        environment=environment(settings.device),
+        methods={case.name: {"label": case.label} for case in cases},
+        reference=REFERENCE,
+    )
+    results = opened(path, fresh, settings)
+    itemsize = getattr(torch, settings.dtype).itemsize
+    inputs = functools.lru_cache(maxsize=1)(lambda shape: maps(shape, settings))
+
+    def build(method: str, point: Point) -> tuple[nn.Module, Tensor]:
+        shape = _shape(point)
+        x = inputs((shape.batch, shape.channels, shape.side, shape.side))
+        return randomised(BY_NAME[method].build(shape.channels), settings.seed), x
+
+    def refusal(method: str, point: Point) -> str | None:
+        needed = BY_NAME[method].predicted_peak(_shape(point), point.step == "training", itemsize)
+        if needed is None or needed <= settings.memory_limit_gib * 2**30:
+            return None
+        return f"needs {size_of(needed)}, limit {settings.memory_limit_gib:g} GiB"
+
+    measured(results, path, layer_points(settings), build, refusal, settings, console)
+    tables = layer_tables(results)
+    for table in tables:
+        console.print(as_rich(table))
+    for line in skipped_lines(results):
+        console.print(line, style="dim")
+    write_atomically(settings.out / "layers.md", as_markdown(results, tables))
+    figures = save_layer_figures(results, settings.out)
+    console.print(
+        "Written: " + ", ".join(str(p) for p in (path, settings.out / "layers.md", *figures)), soft_wrap=True
+    )
+    return results
+
+
+def selected_cases(settings: LayerSettings, console: Console) -> list[Case]:
+    """The reference, then the layers asked for; peers that are not installed are left out, said aloud."""
+    names = [REFERENCE, *settings.blocks, *(peer.name for peer in PEERS if settings.peers)]
+    cases = [BY_NAME[name] for name in dict.fromkeys(names)]
+    for case in cases:
+        if not case.available():
+            console.print(
+                f"{case.label} is left out: the package {case.package} is not installed.", style="yellow"
+            )
+    return [case for case in cases if case.available()]
+
+
+def layer_points(settings: LayerSettings) -> list[Point]:
+    """Both sweeps, a size that is in both of them only once, smaller ones first."""
+    sizes = {(settings.at_side, channels) for channels in settings.channels}
+    sizes |= {(side, settings.at_channels) for side in settings.sides}
+    ordered = sorted(sizes, key=lambda size: size[0] ** 2 * size[1])
+    return [Point(step, settings.batch, side, channels) for side, channels in ordered for step in STEPS]
+
+
+def _shape(point: Point) -> Shape:
+    assert point.channels is not None
+    return Shape(point.batch, point.channels, point.side)

@@ -1,0 +1,171 @@
+"""Times: methods interleaved, medians and their spread, and the exponent with which they grow."""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+Step = Literal["forward", "training"]
+
+
+def _nothing() -> None:
+    """No preparation is needed."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is timed (`run`, whose result is kept until the clock has stopped) and what comes before it."""
+
+    run: Callable[[], Any]
+    reset: Callable[[], None] = _nothing
+
+
+def task(module: nn.Module, x: Tensor, step: Step) -> Task:
+    """One forward pass in eval mode without gradients, or one forward and backward pass in train mode.
+
+    The training step gives gradients to the input and to all parameters, from a fixed random cotangent;
+    they are set to None outside of the timed region. The module is not to be shared between steps.
+    """
+    return _forward(module.eval(), x) if step == "forward" else _training(module.train(), x)
+
+
+def _forward(module: nn.Module, x: Tensor) -> Task:
+    def run() -> Any:
+        with torch.no_grad():
+            return module(x)
+
+    return Task(run)
+
+
+def _training(module: nn.Module, x: Tensor) -> Task:
+    x = x.detach().requires_grad_()
+    with torch.no_grad():
+        output = module(x)
+    generator = torch.Generator(x.device).manual_seed(1)
+    cotangent = torch.randn(output.shape, generator=generator, device=x.device, dtype=x.dtype)
+    # A gradient arrives in the layout of the map, as it would from the next layer of a network.
+    cotangent = torch.empty_like(output).copy_(cotangent)
+    parameters = list(module.parameters())
+
+    def run() -> Tensor:
+        z: Tensor = module(x)
+        z.backward(cotangent)
+        return z
+
+    def reset() -> None:
+        for tensor in (x, *parameters):
+            tensor.grad = None
+
+    return Task(run, reset)
+
+
+def interleaved_seconds(
+    tasks: Mapping[str, Task],
+    *,
+    runs: int,
+    warmup: int = 2,
+    device: str = "cpu",
+    between: Callable[[], None] = _nothing,
+) -> dict[str, list[float]]:
+    """The seconds of every run of every task, round by round: what disturbs the machine disturbs all alike.
+
+    Each round has another order, see `balanced_order`. `between` is called after every run, off the clock.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in tasks}
+    for name in list(tasks) * warmup:
+        timed(tasks[name], device)
+        between()
+    with _without_garbage_collection():
+        for number in range(runs):
+            for name in balanced_order(list(tasks), number):
+                seconds[name].append(timed(tasks[name], device))
+                between()
+    return seconds
+
+
+def balanced_order(names: Sequence[str], number: int) -> list[str]:
+    """The order of a round: over the rounds each name is at each place, and after each other, as often.
+
+    What runs before leaves its mark on caches and on the allocator, so turning one fixed order around would
+    favour whoever follows a light neighbour. This is Williams's design: a zigzag, turned by one every round,
+    and for an odd count read backwards every other time.
+
+    >>> [" ".join(balanced_order("abcd", number)) for number in range(4)]
+    ['a b d c', 'b c a d', 'c d b a', 'd a c b']
+    """
+    count = len(names)
+    zigzag = [-(-i // 2) if i % 2 else -(i // 2) for i in range(count)]
+    order = [names[(place + number) % count] for place in zigzag]
+    backwards = count % 2 and number // count % 2
+    return order[::-1] if backwards else order
+
+
+def timed(task: Task, device: str = "cpu") -> float:
+    """The seconds of one run; freeing its result is not part of them."""
+    task.reset()
+    synchronise(device)
+    start = time.perf_counter()
+    result = task.run()
+    synchronise(device)
+    seconds = time.perf_counter() - start
+    del result
+    task.reset()
+    return seconds
+
+
+def synchronise(device: str) -> None:
+    """Wait for the device, where it works on its own."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def quartiles(seconds: Sequence[float]) -> tuple[float, float]:
+    """The first and third quartile, between which half of the runs lie.
+
+    >>> quartiles([4.0, 1.0, 3.0, 2.0, 5.0])
+    (2.0, 4.0)
+    """
+    if len(seconds) == 1:
+        return seconds[0], seconds[0]
+    first, _, third = statistics.quantiles(seconds, n=4, method="inclusive")
+    return first, third
+
+
+def fitted_exponent(sizes: Sequence[float], values: Sequence[float]) -> float | None:
+    """k of values ∝ sizes^k by least squares in logarithms, over the top decade of the sizes.
+
+    None where the decade has fewer than two sizes.
+
+    >>> round(fitted_exponent([1, 10, 20, 100], [7.0, 2.0, 8.0, 200.0]), 6)
+    2.0
+    """
+    top = max(sizes, default=0.0)
+    points = [
+        (math.log(size), math.log(value))
+        for size, value in zip(sizes, values, strict=True)
+        if size >= top / 10
+    ]
+    if len({x for x, _ in points}) < 2:
+        return None
+    return statistics.linear_regression(*zip(*points, strict=True)).slope

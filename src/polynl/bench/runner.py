@@ -1,0 +1,165 @@
+"""The one loop over points and methods: what is skipped, measured, kept, and taken up again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+
+from polynl.bench.measure import Task, interleaved_seconds, task, timed
+from polynl.bench.memory import peak_bytes
+from polynl.bench.results import Measurement, Point, Results, differences
+from polynl.bench.settings import Settings, SettingsError
+
+WARMUP = 2
+SLOW = "one step takes"
+
+
+def opened(path: Path, fresh: Results, settings: Settings) -> Results:
+    """The run to go on with: the one in the file under --resume, else a fresh one that destroys none."""
+    if not path.exists() or settings.overwrite:
+        return fresh
+    if not settings.resume:
+        raise SettingsError(
+            f"{path} holds a run already: go on with it by --resume, replace it by --overwrite, "
+            "or choose another --out."
+        )
+    old = Results.load(path)
+    for what in ("settings", "environment"):
+        changed = differences(getattr(old, what), getattr(fresh, what))
+        if changed:
+            lines = "\n".join(f"  {line}" for line in changed)
+            raise SettingsError(f"{path} was begun with other {what}, and one run has one:\n{lines}")
+    return old
+
+
+def measured(
+    results: Results,
+    path: Path,
+    points: Sequence[Point],
+    build: Callable[[str, Point], tuple[nn.Module, Tensor]],
+    refusal: Callable[[str, Point], str | None],
+    settings: Settings,
+    console: Console,
+) -> Results:
+    """Measure what the results lack, one point after the other, and save them after each.
+
+    `build` makes a method's module, in float32 on the CPU, and gives its input; `refusal` says why a method
+    is not to be tried at a point, or None.
+    """
+    done = {measurement.point for measurement in results.measurements}
+    left = [point for point in points if point not in done]
+    results.save(path)
+    with _bar(console, len(points), len(points) - len(left)) as bar:
+        for point in left:
+            bar.show(str(point))
+            results.measurements += _at_point(results, point, build, refusal, settings, bar)
+            results.save(path)
+            bar.advance()
+    return results
+
+
+def _at_point(
+    results: Results,
+    point: Point,
+    build: Callable[[str, Point], tuple[nn.Module, Tensor]],
+    refusal: Callable[[str, Point], str | None],
+    settings: Settings,
+    bar: _Bar,
+) -> list[Measurement]:
+    skipped: dict[str, str] = {}
+    tasks: dict[str, Task] = {}
+    peaks: dict[str, int] = {}
+    for method in results.methods:
+        bar.show(f"{point}: {results.label(method)}")
+        reason = refusal(method, point) or _too_slow_before(results, method, point)
+        if reason is None:
+            try:
+                tasks[method] = prepared(*build(method, point), point, settings)
+                peaks[method] = peak_bytes(tasks[method], settings.device)
+                reason = _too_slow(timed(tasks[method], settings.device), point, settings)
+            except RuntimeError as error:
+                if not _is_out_of_memory(error):
+                    raise
+                reason = "out of memory"
+        if reason is not None:
+            skipped[method] = reason
+            tasks.pop(method, None)
+    bar.show(str(point))
+    seconds = interleaved_seconds(
+        tasks, runs=settings.runs, warmup=WARMUP, device=settings.device, between=bar.refresh
+    )
+    return [
+        Measurement(m, point, tuple(seconds.get(m, ())), peaks.get(m), skipped.get(m))
+        for m in results.methods
+    ]
+
+
+def prepared(module: nn.Module, x: Tensor, point: Point, settings: Settings) -> Task:
+    """A step of the module, in the dtype, layout and mode of the settings."""
+    module = module.to(settings.device, getattr(torch, settings.dtype))
+    if settings.channels_last:
+        module = module.to(memory_format=torch.channels_last)
+    if settings.compile:
+        module.compile(dynamic=False)
+    return task(module, x, point.step)
+
+
+def maps(shape: Sequence[int], settings: Settings) -> Tensor:
+    """A batch of normal random maps."""
+    x = torch.randn(*shape, generator=torch.Generator().manual_seed(settings.seed))
+    x = x.to(settings.device, getattr(torch, settings.dtype))
+    return x.to(memory_format=torch.channels_last) if settings.channels_last else x
+
+
+def _too_slow(seconds: float, point: Point, settings: Settings) -> str | None:
+    limit = settings.time_limit_s
+    return None if seconds <= limit else f"{SLOW} {seconds:.1f} s at N = {point.side**2}, limit {limit:g} s"
+
+
+def _too_slow_before(results: Results, method: str, point: Point) -> str | None:
+    """The reason at a smaller map, if the method was too slow there already."""
+    for earlier in results.measurements:
+        smaller = earlier.point.side < point.side and replace(earlier.point, side=point.side) == point
+        if earlier.method == method and smaller and (earlier.skipped or "").startswith(SLOW):
+            return earlier.skipped
+    return None
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+class _Bar:
+    """A progress bar that is drawn between runs only: a thread that draws takes time from what is timed."""
+
+    def __init__(self, progress: Progress, points: int, done: int) -> None:
+        self._progress = progress
+        self._bar = progress.add_task("", total=points, completed=done)
+        self._drawn = 0.0
+
+    def show(self, text: str) -> None:
+        self._progress.update(self._bar, description=text)
+        self.refresh()
+
+    def advance(self) -> None:
+        self._progress.advance(self._bar)
+
+    def refresh(self) -> None:
+        if time.monotonic() - self._drawn > 0.1:
+            self._progress.refresh()
+            self._drawn = time.monotonic()
+
+
+@contextmanager
+def _bar(console: Console, points: int, done: int) -> Iterator[_Bar]:
+    columns = (BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, auto_refresh=False, transient=True) as progress:
+        yield _Bar(progress, points, done)

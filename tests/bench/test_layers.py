@@ -1,0 +1,226 @@
+"""`polynl bench layers` from end to end: points, skips, tables, figures, and resuming after a kill."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from polynl.bench import layers, runner
+from polynl.bench.cases import CASES, PEERS
+from polynl.bench.layers import layer_points, run_layers, selected_cases
+from polynl.bench.measure import Task
+from polynl.bench.plots import STYLES, layer_figure
+from polynl.bench.report import duration, exponent, skipped_lines, sweep
+from polynl.bench.results import Results
+from polynl.bench.settings import LayerSettings, SettingsError
+
+TINY = LayerSettings(
+    blocks=("poly_nl", "non_local"), channels=(4, 8), at_side=4, sides=(4, 6, 8), at_channels=8, runs=3
+)
+
+
+@pytest.fixture
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes longer than measuring."""
+    monkeypatch.setattr(layers, "save_layer_figures", lambda *_: [])
+
+
+def quiet() -> Console:
+    return Console(file=StringIO(), width=100)
+
+
+def printed(console: Console) -> str:
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_sizes_of_both_sweeps_are_measured_once() -> None:
+    points = layer_points(TINY)
+    assert len(points) == len(set(points)) == 2 * (2 + 3 - 1)
+    assert {(p.side, p.channels) for p in points} == {(4, 4), (4, 8), (6, 8), (8, 8)}
+    assert [p.side for p in points] == sorted(p.side for p in points)
+
+
+def test_a_run_leaves_results_tables_and_figures(tmp_path: Path) -> None:
+    console = quiet()
+    results = run_layers(replace(TINY, out=tmp_path), console)
+    assert Results.load(tmp_path / "layers.json") == results
+    assert list(results.methods) == ["conv1x1", "poly_nl", "non_local"]
+    assert len(results.measurements) == 3 * len(layer_points(TINY))
+    assert all(len(m.seconds) == 3 and m.peak_bytes and m.skipped is None for m in results.measurements)
+    assert [len(sweep(results, axis, "forward").points) for axis in ("channels", "positions")] == [2, 3]
+    page = (tmp_path / "layers.md").read_text()
+    for text in (printed(console), page):
+        assert text.count("Poly-NL") >= 6
+        assert "Peak memory, forward + backward, at 8 channels" in text
+    assert page.startswith("`polynl bench layers --runs 3 --blocks poly_nl non_local")
+    for step in ("forward", "training"):
+        assert (tmp_path / f"layers-{step}.png").read_bytes().startswith(b"\x89PNG")
+        assert "</svg>" in (tmp_path / f"layers-{step}.svg").read_text()
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_too_large_a_prediction_is_skipped_with_its_reason_everywhere(tmp_path: Path) -> None:
+    # Two matrices of 64 × 64 floats are 32 KiB, two of 36 × 36 are 10 KiB.
+    settings = replace(TINY, memory_limit_gib=20 / 2**20, out=tmp_path)
+    console = quiet()
+    results = run_layers(settings, console)
+    skipped = [m for m in results.measurements if m.skipped]
+    assert {(m.method, m.point.side) for m in skipped} == {("non_local", 8)}
+    assert {m.point.step for m in skipped} == {"forward", "training"}
+    for m in skipped:
+        assert m.seconds == ()
+        assert m.skipped is not None
+        assert "needs 32.0 KiB" in m.skipped
+    assert "not measured at N = 64: needs 32.0 KiB" in printed(console)
+    assert "not measured at N = 64" in (tmp_path / "layers.md").read_text()
+    for step in ("forward", "training"):
+        figure = layer_figure(results, step)  # type: ignore[arg-type]
+        (note,) = [text.get_text() for text in figure.texts if "not measured" in text.get_text()]
+        assert note.count("needs 32.0 KiB") == 1, "a figure explains its own step only"
+        crosses = [line for line in figure.axes[1].get_lines() if line.get_marker() == "x"]
+        assert [list(line.get_xdata()) for line in crosses] == [[64]]
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_too_slow_a_method_is_skipped_from_there_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def fake_timed(_: Task, device: str) -> float:
+        tried.append(device)
+        return 99.0
+
+    monkeypatch.setattr(runner, "timed", fake_timed)
+    results = run_layers(replace(TINY, blocks=("conv1x1",), out=tmp_path, channels=(8,)), quiet())
+    assert len(tried) == 2, "once for each step, at the smallest map"
+    assert {m.skipped for m in results.measurements} == {"one step takes 99.0 s at N = 16, limit 10 s"}
+    assert len(skipped_lines(results)) == 2
+    assert "from N = 16 on" in skipped_lines(results)[0]
+
+
+def test_out_of_memory_is_a_reason_and_other_errors_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(message: str) -> None:
+        def peak(*_: object) -> int:
+            raise RuntimeError(message)
+
+        monkeypatch.setattr(runner, "peak_bytes", peak)
+
+    fail("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
+    results = run_layers(replace(TINY, out=tmp_path / "a"), quiet())
+    assert {m.skipped for m in results.measurements} == {"out of memory"}
+    fail("shapes do not fit")
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        run_layers(replace(TINY, out=tmp_path / "b"), quiet())
+
+
+def test_peers_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "PEERS", [replace(PEERS[0], package="no_such_package")])
+    monkeypatch.setitem(layers.BY_NAME, PEERS[0].name, layers.PEERS[0])
+    console = quiet()
+    cases = selected_cases(replace(TINY, peers=True), console)
+    assert PEERS[0].name not in [case.name for case in cases]
+    assert "no_such_package is not installed" in printed(console)
+
+
+def test_peers_are_there_when_asked_for() -> None:
+    asked = selected_cases(replace(TINY, peers=True), quiet())
+    available = [peer.name for peer in PEERS if peer.available()]
+    assert [case.name for case in asked] == ["conv1x1", "poly_nl", "non_local", *available]
+
+
+def test_every_layer_has_a_look_of_its_own() -> None:
+    names = [case.name for case in (*CASES, *PEERS)]
+    assert names == list(STYLES)
+    assert len({(style.marker, style.line) for style in STYLES.values()}) == len(STYLES)
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_a_layer_of_another_dtype_layout_and_seed(tmp_path: Path) -> None:
+    settings = replace(
+        TINY, dtype="bfloat16", channels_last=True, seed=3, out=tmp_path, sides=(4,), channels=(8,)
+    )
+    single = run_layers(settings, quiet())
+    full = run_layers(replace(settings, dtype="float32", out=tmp_path / "b"), quiet())
+    assert [m.point for m in single.measurements] == [m.point for m in full.measurements]
+    conv = [r.at("conv1x1", r.measurements[0].point) for r in (single, full)]
+    assert [m.peak_bytes for m in conv if m is not None] == [4 * 4 * 8 * 2, 4 * 4 * 8 * 4]
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_exponents_come_from_the_positions(tmp_path: Path) -> None:
+    results = run_layers(replace(TINY, out=tmp_path, blocks=("conv1x1",)), quiet())
+    results.measurements = [replace(m, seconds=(float(m.point.side**3),) * 3) for m in results.measurements]
+    assert exponent(results, sweep(results, "positions", "forward"), "conv1x1") == pytest.approx(1.5)
+
+
+def test_durations_have_three_digits() -> None:
+    assert [duration(s) for s in (1.234e-5, 1.5e-4, 1.2e-3, 0.0456, 0.99, 12.3)] == [
+        "12.3 µs",
+        "150 µs",
+        "1.20 ms",
+        "45.6 ms",
+        "990 ms",
+        "12.3 s",
+    ]
+
+
+# Resuming
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_a_run_is_never_overwritten_unasked(tmp_path: Path) -> None:
+    settings = replace(TINY, out=tmp_path)
+    first = run_layers(settings, quiet())
+    with pytest.raises(SettingsError, match=r"--resume.*--overwrite.*--out"):
+        run_layers(settings, quiet())
+    assert run_layers(replace(settings, resume=True), quiet()) == first
+    assert run_layers(replace(settings, overwrite=True), quiet()).measurements != first.measurements
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_another_run_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_layers(replace(TINY, out=tmp_path), quiet())
+    with pytest.raises(SettingsError, match=r"other settings.*\n  runs: 3 → 4\n  seed: 0 → 1"):
+        run_layers(replace(TINY, out=tmp_path, resume=True, runs=4, seed=1), quiet())
+    monkeypatch.setattr(layers, "environment", lambda _: {"cpu": "another"})
+    with pytest.raises(SettingsError, match=r"other environment.*\n(.*\n)*.*cpu: .* → another"):
+        run_layers(replace(TINY, out=tmp_path, resume=True), quiet())
+
+
+def measurements(path: Path) -> list[dict[str, object]]:
+    return json.loads(path.read_text())["measurements"] if path.exists() else []
+
+
+def test_a_killed_run_is_resumed_where_it_was(tmp_path: Path) -> None:
+    sizes = "--channels 4 8 16 --at-side 4 --sides 4 6 8 10 --at-channels 8 --runs 400 --threads 1"
+    command = [sys.executable, "-m", "polynl", "bench", "layers", "--blocks", "poly_nl", *sizes.split()]
+    command += ["--out", str(tmp_path)]
+    path = tmp_path / "layers.json"
+    every = 2 * 2 * (3 + 4 - 1)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 120
+        while not measurements(path):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    kept = measurements(path)
+    assert 0 < len(kept) < every
+    done = subprocess.run([*command, "--resume"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    finished = measurements(path)
+    assert finished[: len(kept)] == kept
+    assert len(finished) == every
+    assert len({(m["method"], m["step"], m["side"], m["channels"]) for m in finished}) == every

@@ -1,0 +1,77 @@
+"""`polynl bench nets`: every variant beside the plain network."""
+
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from polynl.bench.networks import NETWORKS, run_networks, selected_variants
+from polynl.bench.results import Point, Results
+from polynl.bench.settings import NetSettings, SettingsError
+
+TINY = NetSettings(
+    network="resnet18", blocks=("poly_nl", "tesa"), placements=("res4", "res345"), side=32, batch=2, runs=2
+)
+
+
+def test_variants_are_blocks_at_placements() -> None:
+    assert list(selected_variants(TINY)) == [
+        "plain",
+        "poly_nl@res4",
+        "tesa@res4",
+        "poly_nl@res345",
+        "tesa@res345",
+    ]
+
+
+def test_a_run_counts_and_measures(tmp_path: Path) -> None:
+    console = Console(file=StringIO(), width=160)
+    results = run_networks(
+        replace(TINY, out=tmp_path, blocks=("poly_nl",), placements=("res4",), training=True), console
+    )
+    assert Results.load(tmp_path / "nets.json") == results
+    plain, variant = results.methods["plain"], results.methods["poly_nl@res4"]
+    # 256 channels before layer3.1; a map of 32 × 32 has 2 × 2 positions there.
+    assert variant["parameters"] - plain["parameters"] == 3 * 256**2 + 2
+    assert plain["parameters"] == sum(
+        p.numel() for p in NETWORKS["resnet18"].build(None, "res4").parameters()
+    )
+    assert variant["multiply_adds"] > plain["multiply_adds"] > 0
+    points = {m.point for m in results.measurements}
+    assert points == {Point("forward", 1, 32), Point("forward", 2, 32), Point("training", 2, 32)}
+    assert all(len(m.seconds) == 2 and m.peak_bytes for m in results.measurements)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    many = results.at("plain", Point("forward", 2, 32))
+    assert many is not None
+    assert many.median is not None
+    assert f"{2 / many.median:.1f} (1.00)" in text
+    assert "Poly-NL at res4" in text
+    assert "Poly-NL at res4" in (tmp_path / "nets.md").read_text()
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+    settings = replace(TINY, out=tmp_path, blocks=("poly_nl",), placements=("res4",))
+    first = run_networks(settings, Console(file=StringIO()))
+    assert run_networks(replace(settings, resume=True), Console(file=StringIO())) == first
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"network": "resnet5"}, "no network is called 'resnet5'.*resnet50"),
+        ({"placements": ("rs4",)}, "no placement is called 'rs4'.*res4"),
+    ],
+)
+def test_unknown_names(options: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        run_networks(replace(TINY, **options), Console(file=StringIO()))  # type: ignore[arg-type]
+
+
+def test_networks_run_with_each_placement() -> None:
+    network = NETWORKS["resnet18"]
+    for placement in network.placements:
+        model = network.build(torch.nn.Identity, placement)
+        assert model.eval()(torch.randn(1, 3, 32, 32)).shape == (1, 1000)

@@ -1,0 +1,94 @@
+"""The command line: help, errors with near matches, exit codes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from polynl import cli
+from polynl.bench import layers
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Exit code, output, errors."""
+    code = 0
+    try:
+        cli.main(words)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    return code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("-h",)])
+def test_without_arguments_there_is_help(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+    code, out, err = run(capsys, *words)
+    assert (code, err) == (0, "")
+    assert out.startswith("usage: polynl {bench}")
+
+
+def test_a_group_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "bench")
+    assert code == 0
+    assert all(word in out for word in ("layers", "nets", "compare"))
+
+
+@pytest.mark.parametrize("command", ["layers", "nets", "compare"])
+def test_every_command_explains_every_option(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    code, out, _ = run(capsys, "bench", command, "--help")
+    assert code == 0
+    assert out.startswith(f"usage: polynl bench {command}")
+    assert "None" not in out.replace("{None}", "").replace("(default: None)", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("benhc", "Perhaps you meant bench."),
+        ("bench layer", "Perhaps you meant layers."),
+        ("bench layers --chanels 3", "--channels"),
+        ("bench layers --blocks poly_nll", "Perhaps you meant poly_nl"),
+        ("bench layers --runs 0", "--runs 0: expected a number above 0"),
+        ("bench layers --runs many", "many"),
+        ("bench layers --device tpu", "cpu"),
+        ("bench nets --placements res44", "Perhaps you meant res4"),
+        ("bench nets --blocks poly", "Perhaps you meant poly_nl"),
+        ("bench compare no.json such.json", "no.json"),
+    ],
+)
+def test_a_mistake_gets_a_few_lines_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], words: str, expected: str
+) -> None:
+    code, out, err = run(capsys, *words.split())
+    assert (code, out) == (2, "")
+    assert expected in " ".join(err.replace("│", " ").split())
+    assert len(err.splitlines()) <= 12
+    assert "Traceback" not in err
+
+
+def test_an_interrupted_run_says_how_to_go_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(layers, "run_layers", interrupted)
+    code, _, err = run(capsys, "bench", "layers")
+    assert code == 130
+    assert "--resume" in err
+
+
+def test_options_arrive(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = "bench layers --blocks poly_nl --channels 4 --at-side 4 --sides 4 8 --at-channels 4 --runs 2"
+    code, out, _ = run(capsys, *words.split(), "--out", str(tmp_path))
+    assert code == 0
+    assert "Poly-NL" in out
+    path = str(tmp_path / "layers.json")
+    code, out, _ = run(capsys, "bench", "compare", path, path, "--all")
+    assert code == 0
+    assert "1.00×" in out
+
+
+def test_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "polynl"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("usage: polynl")
