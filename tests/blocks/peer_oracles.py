@@ -9,6 +9,21 @@ BATCH_NORM = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 MAX_POOL = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
 
 
+def randomised(peer):
+    """`peer` in fp64, no parameter or buffer left at a value that hides something."""
+    generator = torch.Generator().manual_seed(0)
+    peer.double()
+    with torch.no_grad():
+        for name, tensor in peer.state_dict(keep_vars=True).items():
+            if name.endswith("num_batches_tracked"):
+                tensor.fill_(7)
+            elif name.endswith("running_var"):
+                tensor.uniform_(0.5, 2, generator=generator)
+            else:
+                tensor.normal_(generator=generator)
+    return peer
+
+
 class AlexHexOracle(nn.Module):
     """Non-local_pytorch: no scale, max pool after the convolutions φ and g, a norm after W or none."""
 

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from peer_oracles import AlexHexOracle, EfficientAttentionOracle, LatentGNNOracle, SlowFastOracle
+from peer_oracles import AlexHexOracle, EfficientAttentionOracle, LatentGNNOracle, SlowFastOracle, randomised
 from torch import nn
 
 from polynl.blocks import EfficientNL, LatentGNN, NonLocal
@@ -13,21 +13,6 @@ from polynl.blocks.peers import SOURCES, load_peer
 
 SIZES = {1: (7,), 2: (5, 7), 3: (3, 5, 7)}
 MODES = ("embedded_gaussian", "dot_product", "gaussian", "concatenation")
-
-
-def randomised(peer):
-    """`peer` in fp64, no parameter or buffer left at a value that hides something."""
-    generator = torch.Generator().manual_seed(0)
-    peer.double()
-    with torch.no_grad():
-        for name, tensor in peer.state_dict(keep_vars=True).items():
-            if name.endswith("num_batches_tracked"):
-                tensor.fill_(7)
-            elif name.endswith("running_var"):
-                tensor.uniform_(0.5, 2, generator=generator)
-            else:
-                tensor.normal_(generator=generator)
-    return peer
 
 
 def maps(channels, spatial):
