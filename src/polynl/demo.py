@@ -133,7 +133,8 @@ def _multiply_adds(call: Callable[[], Tensor]) -> int:
 
 
 def _label(name: str, options: dict[str, Any]) -> str:
-    return ", ".join([name, *map(str, options.values())])
+    words = (value if isinstance(value, str) else f"{key}={value}" for key, value in options.items())
+    return ", ".join([name, *words])
 
 
 def main() -> None:

@@ -49,9 +49,12 @@ def poly_nl(
         form = preferred_form(x, inner=w1.shape[-1], training=x.requires_grad and torch.is_grad_enabled())
     if form == "gram":
         return mix_by_gram(x, lambda g: poly_nl_mixing(g, w1, w2, w3, w_value), alpha, beta)
-    pooled = (project(x, w1) * project(x, w2)).mean(dim=-2, keepdim=True)
-    value = x if w_value is None else project(x, w_value)
-    return torch.addcmul(project(value * (beta * pooled), w3), alpha, x)
+    left, right = project(x, w1), project(x, w2)
+    # Without gradients nobody needs the two maps again, and in place two fewer are written.
+    keep = torch.is_grad_enabled()
+    pooled = (left * right if keep else left.mul_(right)).mean(dim=-2, keepdim=True)
+    y = project((x if w_value is None else project(x, w_value)) * (beta * pooled), w3)
+    return torch.addcmul(y, alpha, x) if keep else y.addcmul_(alpha, x)
 
 
 def poly_nl_mixing(
