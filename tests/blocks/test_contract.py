@@ -67,6 +67,18 @@ def test_first_and_second_derivatives(case: Case) -> None:
 
 
 @every_case
+def test_without_gradients_values_are_the_same_and_the_input_is_left_alone(case: Case) -> None:
+    """Inference may work in place; on its own maps only."""
+    block = case.build(torch.float64)
+    x = image(case, 2, CHANNELS, 6, 5, dtype=torch.float64)
+    kept = x.clone()
+    with torch.no_grad():
+        z = block(x)
+    assert torch.equal(x, kept)
+    assert_close(z, case.expected(block, x), 1e-12)
+
+
+@every_case
 def test_permuting_positions(case: Case) -> None:
     """Equivariance where it holds; where it does not, the claim that it doesn't."""
     block = case.build(torch.float64)
