@@ -25,12 +25,12 @@ from torch import Tensor, nn
 
 from polynl import PolyNL
 from polynl.bench.cases import BY_NAME, REFERENCE, Shape, randomised
-from polynl.bench.environment import environment
 from polynl.bench.measure import Step, Task, fitted_exponent, interleaved_seconds, task, timed
 from polynl.bench.memory import peak_bytes
 from polynl.bench.networks import NETWORKS
 from polynl.bench.report import counted
-from polynl.bench.results import write_atomically
+from polynl.environment import environment
+from polynl.files import write_atomically
 from polynl.functional.poly_nl import FORMS
 
 Group = Literal["forward", "training", "direct", "auto", "memory", "exponent", "peers", "resnet"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ from rich.console import Group as RichGroup
 from rich.markup import escape
 from rich.table import Table
 
-from polynl.bench.settings import LayerSettings, NetSettings, SettingsError, chosen
+from polynl.bench.settings import LayerSettings, NetSettings
+from polynl.errors import RunStoppedError, SettingsError, chosen
 
 
 class Command(Protocol):
@@ -69,6 +71,64 @@ class BenchCompare:
         run_compare(self.first, self.second, console, everything=self.all)
 
 
+@dataclass(frozen=True)
+class Train:
+    """Train as a recipe says, in one process or in those that torchrun starts.
+
+    polynl train RECIPE.yaml [--key value …]: every key of the recipe can be given anew, as in
+    --optimizer.lr 0.2; --list-keys shows them all. The recipes that come with polynl are known by name:
+    scenes/poly_nl is one.
+    """
+
+    recipe: tyro.conf.Positional[str]
+    """The file; it comes before the options."""
+    out: Path | None = None
+    """Folder of the run; runs/FOLDER/NAME of the recipe's file unless given."""
+    resume: bool = False
+    """Go on from the last checkpoint in --out, if there is one."""
+    overwrite: bool = False
+    """Replace the run in --out."""
+    list_keys: bool = False
+    """Show the recipe's keys, their values and what they mean, and train nothing."""
+    keys: tyro.conf.Suppress[tuple[str, ...]] = ()
+
+    def run(self, console: Console) -> None:
+        """See :func:`polynl.train.loop.train`."""
+        from polynl.train.loop import train
+        from polynl.train.recipe_file import find_recipe, keys_table, load_recipe
+
+        if self.resume and self.overwrite:
+            raise SettingsError(
+                "--resume keeps the run in --out and --overwrite replaces it: give one of them."
+            )
+        recipe, file = load_recipe(self.recipe, self.keys), find_recipe(self.recipe)
+        if self.list_keys:
+            console.print(keys_table(recipe))
+            return
+        out = Path("runs", file.resolve().parent.name, file.stem) if self.out is None else self.out
+        train(recipe, out, console, resume=self.resume, overwrite=self.overwrite)
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Score a checkpoint on the images that a recipe names, in one process or those that torchrun starts."""
+
+    recipe: tyro.conf.Positional[str]
+    """The file, as for `polynl train`; a run's folder has one."""
+    checkpoint: Path
+    """A checkpoint of `polynl train`, or weights: safetensors, or a state dict."""
+    out: Path | None = None
+    """A file to write the scores to, as JSON."""
+    keys: tyro.conf.Suppress[tuple[str, ...]] = ()
+
+    def run(self, console: Console) -> None:
+        """See :func:`polynl.train.evaluation.evaluate_checkpoint`."""
+        from polynl.train.evaluation import evaluate_checkpoint
+        from polynl.train.recipe_file import load_recipe
+
+        evaluate_checkpoint(load_recipe(self.recipe, self.keys), self.checkpoint, self.out, console)
+
+
 Commands = dict[str, "type[Command] | Group"]
 
 
@@ -83,6 +143,8 @@ class Group:
 COMMANDS = Group(
     "Non-local layers for vision networks at the cost of a convolution.",
     {
+        "train": Train,
+        "evaluate": Evaluate,
         "bench": Group(
             "Measure what layers and networks cost on this machine.",
             {"layers": BenchLayers, "nets": BenchNets, "compare": BenchCompare},
@@ -101,6 +163,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"[bold red]polynl:[/] {escape(str(error))}", highlight=False, soft_wrap=True
         )
         raise SystemExit(2) from None
+    except RunStoppedError as error:
+        Console(stderr=True).print(
+            f"[bold red]polynl:[/] {escape(str(error))}", highlight=False, soft_wrap=True
+        )
+        raise SystemExit(error.exit_code) from None
     except KeyboardInterrupt:
         resumable = " What was measured is kept: add --resume to go on." if words[:1] == ["bench"] else ""
         Console(stderr=True).print(f"polynl: interrupted.{resumable}")
@@ -109,13 +176,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run(command: type[Command] | Group, name: str, words: list[str]) -> None:
     if not isinstance(command, Group):
-        options = tyro.cli(command, prog=name, args=words, config=(tyro.conf.FlagCreatePairsOff,))
-        options.run(Console())
+        _parsed(command, name, words).run(Console())
     elif not words or words[0] in ("-h", "--help"):
         Console(highlight=False).print(_help(command, name))
     else:
         (word,) = chosen(words[:1], list(command.commands), "command")
         _run(command.commands[word], f"{name} {word}", words[1:])
+
+
+def _parsed(command: type[Command], name: str, words: list[str]) -> Command:
+    config = (tyro.conf.FlagCreatePairsOff,)
+    if "keys" not in {field.name for field in dataclasses.fields(command)}:  # type: ignore[arg-type]
+        return tyro.cli(command, prog=name, args=words, config=config)
+    if words and words[0].startswith("--") and "--help" not in words:
+        raise SettingsError(f"{name} RECIPE.yaml [--key value …]: the recipe comes first, not {words[0]}.")
+    options, keys = tyro.cli(command, prog=name, args=words, config=config, return_unknown_args=True)
+    return dataclasses.replace(options, keys=tuple(keys))  # type: ignore[type-var]
 
 
 def _help(group: Group, name: str) -> RichGroup:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from polynl.bench.compare import Change, changes, run_compare
 from polynl.bench.results import Measurement, Point, Results
-from polynl.bench.settings import SettingsError
+from polynl.errors import SettingsError
 
 POINT = Point("forward", 1, 8, 4)
 OLD = (1.0, 1.1, 1.2, 1.3, 1.4)

@@ -20,7 +20,8 @@ from polynl.bench.measure import Task
 from polynl.bench.plots import STYLES, layer_figure
 from polynl.bench.report import duration, exponent, skipped_lines, sweep
 from polynl.bench.results import Results
-from polynl.bench.settings import LayerSettings, SettingsError
+from polynl.bench.settings import LayerSettings
+from polynl.errors import SettingsError
 
 TINY = LayerSettings(
     blocks=("poly_nl", "non_local"), channels=(4, 8), at_side=4, sides=(4, 6, 8), at_channels=8, runs=3

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from polynl.bench import results as results_module
-from polynl.bench.environment import commit, environment
-from polynl.bench.results import Measurement, Point, Results, differences, write_atomically
-from polynl.bench.settings import LayerSettings, NetSettings, SettingsError
+from polynl.bench.results import Measurement, Point, Results, differences
+from polynl.bench.settings import LayerSettings, NetSettings
+from polynl.environment import commit, environment
+from polynl.errors import SettingsError
+from polynl.files import write_atomically
 
 
 def small_results() -> Results:
@@ -71,7 +72,7 @@ def test_a_crash_while_writing_leaves_the_old_file(tmp_path: Path, monkeypatch: 
     def crash(_: int) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(results_module.os, "fsync", crash)
+    monkeypatch.setattr(os, "fsync", crash)
     with pytest.raises(OSError, match="disk full"):
         write_atomically(path, "new")
     assert path.read_text() == "old"
@@ -83,11 +84,9 @@ def test_the_content_is_on_the_disk_before_it_has_the_name(
     calls = []
     for name in ("fsync", "replace"):
         real = getattr(os, name)
-        monkeypatch.setattr(
-            results_module.os, name, lambda *a, name=name, real=real: (calls.append(name), real(*a))
-        )
+        monkeypatch.setattr(os, name, lambda *a, name=name, real=real: (calls.append(name), real(*a)))
     write_atomically(tmp_path / "file", "text")
-    assert calls == ["fsync", "replace"]
+    assert calls[:2] == ["fsync", "replace"]
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def without(state, *keys):
             lambda s: {**s, "layer3.1.polynl_before.alpha": torch.ones(())},
             r"missing: layer3\.1\.polynl_before",
         ),
-        (lambda s: {"model": s, "epoch": 3}, r"must hold a state dict.*dict of model, epoch"),
+        (lambda s: {"net": s, "epoch": 3}, r"must hold a state dict.*dict of net, epoch"),
         (lambda s: [1], r"must hold a state dict.*got list"),
     ],
 )

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from polynl.bench.report import NOT_MEASURED, STEP_TITLES, Table, as_rich, duration
 from polynl.bench.results import Measurement, Results, differences
-from polynl.bench.settings import SettingsError
+from polynl.errors import SettingsError
 
 Verdict = Literal["faster", "slower", ""]
 

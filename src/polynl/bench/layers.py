@@ -9,13 +9,14 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from polynl.bench.cases import BY_NAME, PEERS, REFERENCE, Case, Shape, randomised
-from polynl.bench.environment import environment
 from polynl.bench.measure import Step
 from polynl.bench.plots import save_layer_figures
 from polynl.bench.report import as_markdown, as_rich, layer_tables, size_of, skipped_lines
-from polynl.bench.results import Point, Results, write_atomically
+from polynl.bench.results import Point, Results
 from polynl.bench.runner import maps, measured, opened
 from polynl.bench.settings import LayerSettings
+from polynl.environment import environment
+from polynl.files import write_atomically
 
 STEPS: tuple[Step, ...] = ("forward", "training")
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from polynl.bench.cases import BY_NAME
-from polynl.bench.environment import environment
 from polynl.bench.report import (
     NOT_MEASURED,
     Table,
@@ -23,9 +22,12 @@ from polynl.bench.report import (
     size_of,
     skipped_lines,
 )
-from polynl.bench.results import Measurement, Point, Results, write_atomically
+from polynl.bench.results import Measurement, Point, Results
 from polynl.bench.runner import maps, measured, opened
-from polynl.bench.settings import NetSettings, SettingsError, chosen
+from polynl.bench.settings import NetSettings
+from polynl.environment import environment
+from polynl.errors import SettingsError, chosen
+from polynl.files import write_atomically
 from polynl.models.classifiers import PLACEMENTS, resnet
 
 PLAIN = "plain"

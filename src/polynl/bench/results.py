@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from polynl.bench.measure import Step, quartiles
-from polynl.bench.settings import SettingsError
+from polynl.errors import SettingsError
+from polynl.files import write_atomically
 
 SCHEMA = 1
 
@@ -137,17 +137,6 @@ class Results:
         except KeyError as error:
             raise SettingsError(f"{path} is not the JSON of a benchmark: {error} is missing.") from error
         return cls(**fields)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write to a temporary file in the same folder, flush it to the disk, and give it the name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

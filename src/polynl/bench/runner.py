@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from polynl.bench.measure import Task, interleaved_seconds, task, timed
 from polynl.bench.memory import peak_bytes
 from polynl.bench.results import Measurement, Point, Results, differences
-from polynl.bench.settings import Settings, SettingsError
+from polynl.bench.settings import Settings
+from polynl.errors import SettingsError
 
 WARMUP = 2
 SLOW = "one step takes"

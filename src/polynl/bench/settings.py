@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,24 +10,10 @@ from typing import Any, Literal
 import torch
 
 from polynl.bench.cases import BY_NAME, CASES
+from polynl.errors import SettingsError, chosen
 
 # They say where a run is kept and not what it measures.
 ABOUT_THE_FILE = ("out", "resume", "overwrite")
-
-
-class SettingsError(ValueError):
-    """Options that cannot be run, in words for whoever typed them."""
-
-
-def chosen(names: Iterable[str], choices: Sequence[str], kind: str) -> list[str]:
-    """`names` without repetition, each one of `choices`."""
-    names = list(dict.fromkeys(names))
-    for name in names:
-        if name not in choices:
-            near = difflib.get_close_matches(name, choices, n=3, cutoff=0.5)
-            hint = f" Perhaps you meant {' or '.join(near)}." if near else ""
-            raise SettingsError(f"no {kind} is called {name!r}.{hint}\nThere are: {', '.join(choices)}.")
-    return names
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from polynl.blocks.base import Block
@@ -34,15 +35,19 @@ def build_block(name: str, channels: int, **options: Any) -> Block:
         raise ValueError(
             f"no block is called {name!r}{_hint(name, BLOCKS)}; the blocks are {', '.join(BLOCKS)}"
         )
-    block = BLOCKS[name]
-    known = list(inspect.signature(block).parameters)[1:]
+    check_options(name, options)
+    return BLOCKS[name](channels, **options)
+
+
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raise a TypeError that names the nearest option, where the block has none of that name."""
+    known = list(inspect.signature(BLOCKS[name]).parameters)[1:]
     for option, value in options.items():
         if option not in known:
             raise TypeError(
                 f"{name} has no option {option!r} (given as {value!r}){_hint(option, known)}; "
                 f"its options are {', '.join(known)}"
             )
-    return block(channels, **options)
 
 
 def _hint(word: str, known: Any) -> str:

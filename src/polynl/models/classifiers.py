@@ -1,4 +1,4 @@
-"""ResNets of torchvision with blocks at the paper's places."""
+"""ResNets, torchvision's and a small one, with blocks at the paper's places."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 import torchvision
-from torch import Tensor, nn
+from torch import nn
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
-from polynl.models.insert import insert, inserted
+from polynl.models.insert import insert
+from polynl.models.small_resnet import SmallResNet
+from polynl.models.weights import load_weights
 
-ARCHS = ("resnet*", "resnext*", "wide_resnet*")
+TORCHVISION_ARCHS = ("resnet*", "resnext*", "wide_resnet*")
 # The stages of each placement; the block goes right before the last residual block of a stage.
 PLACEMENTS: dict[str, tuple[str, ...]] = {
     "res3": ("layer2",),
@@ -33,9 +34,10 @@ def resnet(
     num_classes: int = 1000,
     zero_init_residual: bool = False,
     stride_in_1x1: bool = False,
+    arch_options: Mapping[str, Any] | None = None,
     **options: Any,
-) -> ResNet:
-    """A torchvision ResNet, ResNeXt or Wide ResNet by name, with a block in it if one is named.
+) -> ResNet | SmallResNet:
+    """A ResNet, ResNeXt or Wide ResNet of torchvision, or `small_resnet`, with a block in it if one is named.
 
     `block` and its `options`: as for `polynl.insert`.
     `placement`: a key of `PLACEMENTS`, the dotted name of a module to go before, or several of them.
@@ -43,17 +45,22 @@ def resnet(
     `zero_init_residual`: start the last norm of every residual block at zero.
     `stride_in_1x1`: downsample in the first 1×1 convolution of a bottleneck, as the original ResNet did;
     torchvision does it in the 3×3. The shapes are the same, so weights do not tell which they need.
+    `arch_options`: further arguments of the network, `{"width": 24}` of `small_resnet` for one.
 
     >>> model = resnet("resnet18", block="poly_nl", placement="res345", reduction=2)
     >>> model.layer2[1].polynl_before.channels
     128
     """
-    archs = torchvision.models.list_models(torchvision.models, include=ARCHS)
-    if arch not in archs:
-        raise ValueError(f"arch must be one of {', '.join(archs)}; got {arch!r}")
+    if arch not in archs():
+        raise ValueError(f"arch must be one of {', '.join(archs())}; got {arch!r}")
     if block is None and options:
         raise TypeError(f"options without a block: {', '.join(options)}")
-    model = torchvision.models.get_model(arch, num_classes=num_classes, zero_init_residual=zero_init_residual)
+    build = SmallResNet if arch == "small_resnet" else partial(torchvision.models.get_model, arch)
+    model = build(
+        num_classes=num_classes,
+        zero_init_residual=zero_init_residual,
+        **({} if arch_options is None else arch_options),
+    )
     if stride_in_1x1:
         _move_strides(model, arch)
     if block is not None:
@@ -64,59 +71,24 @@ def resnet(
     return model
 
 
+def archs() -> list[str]:
+    """The names that `resnet` knows."""
+    return ["small_resnet", *torchvision.models.list_models(torchvision.models, include=TORCHVISION_ARCHS)]
+
+
 resnet18 = partial(resnet, "resnet18")
 resnet34 = partial(resnet, "resnet34")
 resnet50 = partial(resnet, "resnet50")
 resnet101 = partial(resnet, "resnet101")
 
 
-def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Load a state dict from a file that has all of the model's keys; an inserted block may be missing whole.
-
-    Values are converted to the model's dtype. If something does not fit, nothing is loaded.
-    """
-    own, state = model.state_dict(), _read(path)
-    absent = tuple(f"{name}." for name in inserted(model) if not any(k.startswith(f"{name}.") for k in state))
-    # Files older than PyTorch 0.4.1 have no num_batches_tracked, and load_state_dict takes them.
-    optional = (key for key in own if key.startswith(absent) or key.endswith(".num_batches_tracked"))
-    problems = {
-        "missing": sorted(own.keys() - state.keys() - set(optional)),
-        "unexpected": sorted(state.keys() - own.keys()),
-        "of another shape": [
-            f"{key} {tuple(state[key].shape)}, not {tuple(own[key].shape)}"
-            for key in sorted(own.keys() & state.keys())
-            if own[key].shape != state[key].shape
-        ],
-    }
-    if any(problems.values()):
-        lines = [f"  {kind}: {_shortened(keys)}" for kind, keys in problems.items() if keys]
-        raise ValueError("\n".join([f"{os.fspath(path)!r} does not fit the {type(model).__name__}:", *lines]))
-    model.load_state_dict(state, strict=False)
-
-
-def _read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    if os.fspath(path).endswith(".safetensors"):
-        from safetensors.torch import load_file
-
-        return load_file(path)
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        got = f"a dict of {_shortened(list(state))}" if isinstance(state, Mapping) else type(state).__name__
-        raise ValueError(f"{os.fspath(path)!r} must hold a state dict, tensors by name; got {got}")
-    return dict(state)
-
-
-def _shortened(names: Sequence[str], most: int = 3) -> str:
-    return ", ".join(map(str, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def _targets(model: ResNet, placement: str | Sequence[str]) -> list[str]:
+def _targets(model: nn.Module, placement: str | Sequence[str]) -> list[str]:
     names = [placement] if isinstance(placement, str) else placement
     modules = dict(model.named_modules())
     targets = []
     for name in names:
         if name in PLACEMENTS:
-            targets += [f"{stage}.{len(model.get_submodule(stage)) - 1}" for stage in PLACEMENTS[name]]
+            targets += [f"{stage}.{len(_stage(model, name, stage)) - 1}" for stage in PLACEMENTS[name]]
         elif name in modules:
             targets.append(name)
         else:
@@ -125,14 +97,21 @@ def _targets(model: ResNet, placement: str | Sequence[str]) -> list[str]:
     return targets
 
 
-def _input_channels(model: ResNet, name: str) -> int | None:
+def _input_channels(model: nn.Module, name: str) -> int | None:
     module = model.get_submodule(name)
     return module.conv1.in_channels if isinstance(module, BasicBlock | Bottleneck) else None
 
 
-def _move_strides(model: ResNet, arch: str) -> None:
-    for stage in (model.layer2, model.layer3, model.layer4):
-        first = stage[0]
+def _stage(model: nn.Module, placement: str, stage: str) -> nn.Sequential:
+    module = getattr(model, stage, None)
+    if not isinstance(module, nn.Sequential):
+        raise ValueError(f"placement {placement!r} needs a {stage}, and {type(model).__name__} has none")
+    return module
+
+
+def _move_strides(model: nn.Module, arch: str) -> None:
+    for stage in ("layer2", "layer3", "layer4"):
+        first = next(iter(getattr(model, stage, ())), None)
         if not isinstance(first, Bottleneck):
-            raise ValueError(f"stride_in_1x1 needs bottleneck blocks, and {arch} has none")
+            raise ValueError(f"stride_in_1x1 needs bottleneck blocks, and {arch} has none in {stage}")
         first.conv1.stride, first.conv2.stride = first.conv2.stride, first.conv1.stride

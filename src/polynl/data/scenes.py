@@ -1,0 +1,183 @@
+"""Scenes whose label is a relation between distant objects, drawn from a seed.
+
+Coloured figures lie along two sides of the image, and a coloured square, the cue, in the corner across. The
+label is the shape of the figure that has the cue's colour. What the figures are is local; which of them is
+meant is not: between the cue and any figure lies at least `GAP` of the image's side, so that no window
+narrower than that sees both. A network of such windows with a mean over positions behind them can name the
+figures, but has to guess among them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from polynl.data.shapes import SHAPES, coverage
+
+GAP = 0.5
+# Figures have any shape but the last, which is the cue's.
+CLASSES = tuple(SHAPES)[:-1]
+CATEGORIES = (*CLASSES, "cue")
+COLOURS: dict[str, tuple[float, float, float]] = {
+    "red": (0.90, 0.15, 0.15),
+    "green": (0.15, 0.75, 0.20),
+    "blue": (0.20, 0.35, 0.95),
+    "yellow": (0.95, 0.85, 0.15),
+    "magenta": (0.85, 0.25, 0.85),
+    "cyan": (0.15, 0.80, 0.85),
+}
+SPLITS = ("train", "val")
+# Scenes are drawn this many at a time, each chunk from a seed of its own, so that a scene depends on its
+# number and not on how many there are.
+CHUNK = 250
+
+
+@dataclass(frozen=True)
+class Difficulty:
+    """What makes a scene harder to read; without seeing far, one in `figures` answers is right."""
+
+    figures: int
+    distractors: int
+    smallest: float
+    """Radius of the smallest figure; the largest is `LARGEST`."""
+    turn: float
+    """Largest angle by which a figure is turned, in radians."""
+    tint: float
+    """How far a colour may be from the pure one."""
+    shading: float
+    """How far the background's brightness changes from side to side."""
+    noise: float
+
+
+DIFFICULTIES = {
+    "easy": Difficulty(figures=2, distractors=0, smallest=0.12, turn=0.0, tint=0.0, shading=0.0, noise=0.02),
+    "medium": Difficulty(
+        figures=2, distractors=2, smallest=0.11, turn=0.2, tint=0.05, shading=0.1, noise=0.04
+    ),
+    "hard": Difficulty(figures=3, distractors=4, smallest=0.10, turn=0.4, tint=0.10, shading=0.2, noise=0.06),
+}
+
+# Lengths are fractions of the image's side. A turned figure reaches a little beyond its radius.
+LARGEST = 0.13
+_REACH = 1.1
+_CUE_CENTRE, _CUE_RADIUS = 0.115, 0.12
+_BAND = _CUE_CENTRE + 0.8 * _CUE_RADIUS + GAP + _REACH * LARGEST
+_ALONG = (_REACH * LARGEST, 0.5, _BAND)
+# Where things lie when the cue is at the top left; other scenes are mirrored.
+_FIGURE_CELLS = torch.tensor([(_BAND, y) for y in _ALONG] + [(x, _BAND) for x in _ALONG[:-1]])
+_DISTRACTOR_CELLS = torch.tensor([(x, y) for x in (0.11, 0.335, 0.585) for y in (0.11, 0.335, 0.585)][1:])
+_DISTRACTOR_RADII = (0.07, 0.095)
+
+
+@dataclass(frozen=True)
+class SceneBatch:
+    """n scenes of k items each: the figures, the distractors, and last the cue."""
+
+    labels: Tensor
+    shapes: Tensor
+    colours: Tensor
+    centres: Tensor
+    radii: Tensor
+    angles: Tensor
+    background: Tensor
+
+    def coverage(self, size: int) -> Tensor:
+        """How much of every pixel each item covers, (n, k, size, size); items do not overlap."""
+        return coverage(size, self.shapes, self.centres, self.radii, self.angles)
+
+    def images(self, size: int) -> Tensor:
+        """The pictures without noise, in [0, 1], (n, 3, size, size)."""
+        place = torch.linspace(-1, 1, size)
+        base, right, down = self.background.unbind(1)
+        canvas = base[:, None, None] + right[:, None, None] * place + down[:, None, None] * place[:, None]
+        canvas = canvas[:, None].expand(-1, 3, -1, -1)
+        covered = self.coverage(size)
+        uncovered = 1 - covered.sum(1, keepdim=True).clamp(max=1)
+        return canvas * uncovered + torch.einsum("nkhw,nkc->nchw", covered, self.colours)
+
+
+def sample_scenes(count: int, difficulty: Difficulty, generator: torch.Generator) -> SceneBatch:
+    """Scenes drawn at random, the answer among the figures chosen last and evenly."""
+
+    def uniform(*shape: int, low: float, high: float) -> Tensor:
+        return low + (high - low) * torch.rand(count, *shape, generator=generator)
+
+    def distinct(number: int, among: int) -> Tensor:
+        return torch.rand(count, among, generator=generator).argsort(1)[:, :number]
+
+    figures, distractors = difficulty.figures, difficulty.distractors
+    shapes, colours = distinct(figures, len(CLASSES)), distinct(figures, len(COLOURS))
+    answer = torch.randint(figures, (count, 1), generator=generator)
+    other_shapes = torch.randint(len(CLASSES), (count, distractors), generator=generator)
+    cue_shape = torch.full((count, 1), len(CLASSES))
+
+    palette = torch.tensor(list(COLOURS.values()))
+    tint = uniform(figures + 1, 3, low=-difficulty.tint, high=difficulty.tint)
+    bright = palette[torch.cat([colours, colours.gather(1, answer)], 1)] + tint
+    grey = uniform(distractors, 1, low=0.4, high=0.8).expand(-1, -1, 3)
+
+    radii = torch.cat(
+        [
+            uniform(figures, low=difficulty.smallest, high=LARGEST),
+            uniform(distractors, low=_DISTRACTOR_RADII[0], high=_DISTRACTOR_RADII[1]),
+            torch.full((count, 1), _CUE_RADIUS),
+        ],
+        1,
+    )
+    centres = torch.cat(
+        [
+            _FIGURE_CELLS[distinct(figures, len(_FIGURE_CELLS))],
+            _DISTRACTOR_CELLS[distinct(distractors, len(_DISTRACTOR_CELLS))],
+            torch.full((count, 1, 2), _CUE_CENTRE),
+        ],
+        1,
+    )
+    mirrored = torch.randint(2, (count, 1, 2), generator=generator).bool()
+    angles = uniform(figures + distractors, low=-difficulty.turn, high=difficulty.turn)
+    level = uniform(1, low=0.1, high=0.3)
+    slope = uniform(2, low=-difficulty.shading / 2, high=difficulty.shading / 2)
+    return SceneBatch(
+        labels=shapes.gather(1, answer)[:, 0],
+        shapes=torch.cat([shapes, other_shapes, cue_shape], 1),
+        colours=torch.cat([bright[:, :-1], grey, bright[:, -1:]], 1).clamp(0, 1),
+        centres=torch.where(mirrored, 1 - centres, centres),
+        radii=radii,
+        angles=torch.cat([angles, torch.zeros(count, 1)], 1),
+        background=torch.cat([level, slope], 1),
+    )
+
+
+class Scenes(Dataset[tuple[Tensor, int]]):
+    """`count` scenes of one split: (image as uint8, label); all are drawn when it is built.
+
+    >>> image, label = Scenes(4, size=48, difficulty="easy", split="val", seed=0)[0]
+    >>> tuple(image.shape), CLASSES[label]
+    ((3, 48, 48), 'ring')
+    """
+
+    classes = CLASSES
+
+    def __init__(self, count: int, *, size: int, difficulty: str, split: str, seed: int) -> None:
+        self.chunks: list[SceneBatch] = []
+        images, self.size = [], size
+        for first in range(0, count, CHUNK):
+            generator = torch.Generator().manual_seed(_seed_of(seed, split, first // CHUNK))
+            chunk = sample_scenes(CHUNK, DIFFICULTIES[difficulty], generator)
+            noise = DIFFICULTIES[difficulty].noise * torch.randn(CHUNK, 3, size, size, generator=generator)
+            images.append(((chunk.images(size) + noise).clamp(0, 1) * 255).round().to(torch.uint8))
+            self.chunks.append(chunk)
+        self.images = torch.cat(images)[:count]
+        self.labels = torch.cat([chunk.labels for chunk in self.chunks])[:count].tolist()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.images[index], self.labels[index]
+
+
+def _seed_of(seed: int, split: str, chunk: int) -> int:
+    return (seed * len(SPLITS) + SPLITS.index(split)) * 1_000_003 + chunk

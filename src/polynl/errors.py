@@ -1,0 +1,34 @@
+"""What is wrong, in words for whoever typed it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+class SettingsError(ValueError):
+    """Options, a recipe or files that cannot be run."""
+
+
+class RunStoppedError(RuntimeError):
+    """A run that ended before its end; the message says why, what is kept, and how to go on."""
+
+    def __init__(self, message: str, *, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def near_matches(word: str, choices: Iterable[str]) -> str:
+    """ " Perhaps you meant …", or nothing where nothing is near."""
+    near = difflib.get_close_matches(word, list(choices), n=3, cutoff=0.5)
+    return f" Perhaps you meant {' or '.join(near)}." if near else ""
+
+
+def chosen(names: Iterable[str], choices: Sequence[str], kind: str) -> list[str]:
+    """`names` without repetition, each one of `choices`."""
+    names = list(dict.fromkeys(names))
+    for name in names:
+        if name not in choices:
+            hint = near_matches(name, choices)
+            raise SettingsError(f"no {kind} is called {name!r}.{hint}\nThere are: {', '.join(choices)}.")
+    return names

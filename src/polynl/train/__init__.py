@@ -1,0 +1,1 @@
+"""The one training loop, for all tasks, on one process or many."""

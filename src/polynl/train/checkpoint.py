@@ -1,0 +1,82 @@
+"""Checkpoints: written whole or not at all, read without running what is in them, and the one before kept."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save as safetensors_bytes
+from torch import Tensor
+
+from polynl.errors import SettingsError
+from polynl.files import write_atomically
+
+FORMAT = "polynl training checkpoint 1"
+LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
+
+
+class CheckpointError(SettingsError):
+    """A file that is no checkpoint, or is damaged."""
+
+
+def save_checkpoint(folder: Path, state: dict[str, Any], *, best: bool = False) -> None:
+    """Write `last.pt` and keep the one before it as `previous.pt`; where `best`, write `best.pt` as well."""
+    content = io.BytesIO()
+    torch.save({"format": FORMAT, **state}, content)
+    fresh = folder / f".{LAST}.new"
+    write_atomically(fresh, content.getbuffer())
+    if (folder / LAST).exists():
+        os.replace(folder / LAST, folder / PREVIOUS)
+    os.replace(fresh, folder / LAST)
+    if best:
+        write_atomically(folder / BEST, content.getbuffer())
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """The state in a file, on the CPU; a CheckpointError says what is wrong with the file."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise CheckpointError(f"{path} is damaged: {damaged} in it has changed.")
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no checkpoint {path}.") from None
+    except (zipfile.BadZipFile, EOFError, OSError, RuntimeError) as error:
+        raise CheckpointError(f"{path} is damaged or no checkpoint: {_first_line(error)}") from error
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path} holds more than tensors and plain values; it is not loaded, since it could run any code."
+        ) from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise CheckpointError(f"{path} is not a checkpoint of polynl's training.")
+    return state
+
+
+def load_last(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
+    """The newest checkpoint that can be read, None where there is none, and what is wrong with newer ones."""
+    problems: list[str] = []
+    for name in (LAST, PREVIOUS):
+        if (folder / name).exists():
+            try:
+                return load_checkpoint(folder / name), problems
+            except CheckpointError as error:
+                problems.append(str(error))
+    if problems:
+        raise CheckpointError("\n".join([*problems, "No checkpoint of this run can be read."]))
+    return None, problems
+
+
+def export_weights(path: Path, weights: dict[str, Tensor]) -> None:
+    """The weights alone, as safetensors."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    write_atomically(path, safetensors_bytes(plain))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__

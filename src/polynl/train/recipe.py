@@ -1,0 +1,109 @@
+"""All there is to say about a run."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from polynl.errors import SettingsError
+from polynl.tasks.base import Part, Task
+from polynl.tasks.classification import Classification, ClassificationData, ClassifierPart, LossPart
+from polynl.train.schedule import SchedulePart
+
+
+class OptimizerPart(Part):
+    """How the weights move."""
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    lr: float = Field(0.1, gt=0)
+    """The learning rate at its highest, for a batch of `lr_batch`."""
+    lr_batch: int | None = Field(None, gt=0)
+    """Scale the learning rate linearly with the batch: lr × batch ÷ lr_batch."""
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """Of SGD."""
+    nesterov: bool = False
+    """Of SGD."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Of AdamW."""
+    weight_decay: float = Field(1e-4, ge=0)
+    decay_norm_and_bias: bool = False
+    """Whether vectors and scalars (norms, biases, a block's α and β) decay as well."""
+    clip_norm: float | None = Field(None, gt=0)
+    """Scale the gradient down to this norm where it is longer."""
+
+
+class Recipe(Part):
+    """What every task's recipe has."""
+
+    task: str
+    epochs: int = Field(gt=0)
+    """How often every image is seen."""
+    batch: int | None = Field(None, gt=0)
+    """Images in a step, over all processes together."""
+    batch_per_process: int | None = Field(None, gt=0)
+    """Instead of `batch`: images in a step in each process."""
+    optimizer: OptimizerPart = OptimizerPart()
+    schedule: SchedulePart = SchedulePart()
+    seed: int = Field(0, ge=0)
+    """Of the first weights, of the order of the images and of their augmentation."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: a GPU for each process where there are GPUs."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """What the network computes in, under autocast; weights stay float32."""
+    channels_last: bool = False
+    """Lay images out with the channels last."""
+    deterministic: bool = False
+    """On a GPU, take only operators that give the same bits each time; a CPU always does."""
+    threads: int | None = Field(None, gt=0)
+    """CPU threads of an operator in each process; PyTorch's own choice unless given."""
+    workers: int = Field(0, ge=0)
+    """Processes that read images, for each process that trains."""
+    val_batch: int | None = Field(None, gt=0)
+    """Images in a batch of scoring, in each process; that of training unless given."""
+    evaluate_every: int = Field(1, gt=0)
+    """Score after so many epochs, and after the last."""
+    checkpoint_every: int = Field(500, gt=0)
+    """Steps between two checkpoints; there is one after every epoch as well."""
+
+    @model_validator(mode="after")
+    def _one_batch(self) -> Recipe:
+        if (self.batch is None) == (self.batch_per_process is None):
+            raise ValueError("give one of batch (over all processes) and batch_per_process")
+        return self
+
+    def total_batch(self, processes: int) -> int:
+        """Images in a step over all processes."""
+        if self.batch_per_process is not None:
+            return self.batch_per_process * processes
+        assert self.batch is not None
+        if self.batch % processes:
+            raise SettingsError(
+                f"batch: {self.batch} images cannot be shared evenly by {processes} processes."
+            )
+        return self.batch
+
+    def peak_lr(self, batch: int) -> float:
+        """The highest learning rate, scaled with the batch where the recipe asks for it."""
+        reference = self.optimizer.lr_batch
+        return self.optimizer.lr if reference is None else self.optimizer.lr * batch / reference
+
+    def build_task(self) -> Task:
+        """The task, with nothing built yet."""
+        raise NotImplementedError
+
+
+class ClassificationRecipe(Recipe):
+    """Images of one class each."""
+
+    task: Literal["classification"]
+    model: ClassifierPart = ClassifierPart()
+    data: ClassificationData
+    loss: LossPart = LossPart()
+
+    def build_task(self) -> Classification:
+        """See :class:`polynl.tasks.classification.Classification`."""
+        return Classification(self.model, self.data, self.loss)
+
+
+RECIPES: dict[str, type[Recipe]] = {"classification": ClassificationRecipe}

@@ -1,0 +1,82 @@
+"""Which process sees which image when: a function of seed, epoch and step, and of nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, Sampler
+
+from polynl.tasks.base import Images
+
+Key = tuple[int, int]
+
+
+class ShuffledShare(Sampler[list[Key]]):
+    """The batches of one process in one epoch, from `first_step` on, as keys (epoch, index).
+
+    Every epoch has an order of its own; its batches are cut from it one after the other, and every process
+    takes its even share of each batch. The images that fill no batch are left out of the epoch.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        *,
+        batch: int,
+        rank: int,
+        processes: int,
+        seed: int,
+        epoch: int,
+        first_step: int = 0,
+    ) -> None:
+        self._order = torch.randperm(length, generator=torch.Generator().manual_seed(mixed(seed, epoch)))
+        self._batch, self._share, self._rank = batch, batch // processes, rank
+        self._epoch, self._first_step = epoch, first_step
+
+    def __len__(self) -> int:
+        return len(self._order) // self._batch - self._first_step
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        for step in range(self._first_step, len(self._order) // self._batch):
+            start = step * self._batch + self._rank * self._share
+            yield [(self._epoch, index) for index in self._order[start : start + self._share].tolist()]
+
+
+class EveryImageOnce(Sampler[list[int]]):
+    """The batches of one process in scoring: every image once, so the shares may differ by one."""
+
+    def __init__(self, length: int, *, batch: int, rank: int, processes: int) -> None:
+        self._indices, self._batch = range(rank, length, processes), batch
+
+    def __len__(self) -> int:
+        return -(-len(self._indices) // self._batch)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for start in range(0, len(self._indices), self._batch):
+            yield list(self._indices[start : start + self._batch])
+
+
+class Seeded(Dataset[Any]):
+    """A data set by keys (epoch, index), whose random augmentation depends on the key and the seed alone."""
+
+    def __init__(self, dataset: Images, seed: int) -> None:
+        self._dataset, self._seed = dataset, seed
+
+    def __getitem__(self, key: Key) -> Any:
+        epoch, index = key
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(mixed(self._seed, epoch, index))
+            return self._dataset[index]
+
+
+def mixed(*numbers: int) -> int:
+    """One seed from several numbers: a change in any of them changes all of it.
+
+    >>> mixed(0, 1) == mixed(1, 0)
+    False
+    """
+    digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
