@@ -9,7 +9,7 @@ STAMP  := $(VENV)/.installed
 .PHONY: demo test lint types clean
 
 demo: $(STAMP)
-	$(BIN)/python -m polynl.demo
+	$(BIN)/polynl reproduce --resume $(ARGS)
 
 test: $(STAMP)
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest $(ARGS)

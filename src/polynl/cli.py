@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import tyro
 from rich.console import Console
@@ -18,6 +18,7 @@ from rich.table import Table
 
 from polynl.bench.settings import LayerSettings, NetSettings
 from polynl.errors import RunStoppedError, SettingsError, chosen
+from polynl.reproduce.settings import ReproduceSettings
 
 
 class Command(Protocol):
@@ -101,7 +102,7 @@ class Train:
             raise SettingsError(
                 "--resume keeps the run in --out and --overwrite replaces it: give one of them."
             )
-        recipe, file = load_recipe(self.recipe, self.keys), find_recipe(self.recipe)
+        recipe, file = load_recipe(self.recipe, self.keys, _options(self)), find_recipe(self.recipe)
         if self.list_keys:
             console.print(keys_table(recipe))
             return
@@ -126,7 +127,50 @@ class Evaluate:
         from polynl.train.evaluation import evaluate_checkpoint
         from polynl.train.recipe_file import load_recipe
 
-        evaluate_checkpoint(load_recipe(self.recipe, self.keys), self.checkpoint, self.out, console)
+        recipe = load_recipe(self.recipe, self.keys, _options(self))
+        evaluate_checkpoint(recipe, self.checkpoint, self.out, console)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduce(ReproduceSettings):  # noqa: D101
+    __doc__ = ReproduceSettings.__doc__
+    keys: tyro.conf.Suppress[tuple[str, ...]] = ()
+
+    def run(self, console: Console) -> None:
+        """See :func:`polynl.reproduce.run.run_reproduce`."""
+        from polynl.reproduce.run import run_reproduce
+
+        run_reproduce(self, console, self.keys)
+
+
+@dataclass(frozen=True)
+class DataScenes:
+    """Write scenes to files: as an ImageFolder, and as a COCO data set with boxes and masks.
+
+    The same options give the same bytes, and the scenes that `data.source: scenes` draws from them.
+    """
+
+    out: Path
+    """Folder for train/, val/ and annotations/; COCO's file names are relative to train/ and val/."""
+    images: int = 1000
+    """Scenes to train on."""
+    val_images: int = 200
+    """Scenes to score on."""
+    size: int = 128
+    """Side in pixels."""
+    difficulty: Literal["easy", "medium", "hard"] = "medium"
+    """easy: two figures; medium: also distractors, turned and tinted; hard: three figures, more of it all."""
+    seed: int = 0
+    """Of the scenes."""
+    overwrite: bool = False
+    """Replace the scenes in --out."""
+
+    def run(self, console: Console) -> None:
+        """See :func:`polynl.data.scenes_export.export_scenes`."""
+        from polynl.data.scenes_export import SceneFiles, export_scenes
+
+        scenes = SceneFiles(self.images, self.val_images, self.size, self.difficulty, self.seed)
+        export_scenes(scenes, self.out, console, overwrite=self.overwrite)
 
 
 Commands = dict[str, "type[Command] | Group"]
@@ -143,14 +187,20 @@ class Group:
 COMMANDS = Group(
     "Non-local layers for vision networks at the cost of a convolution.",
     {
+        "reproduce": Reproduce,
         "train": Train,
         "evaluate": Evaluate,
         "bench": Group(
             "Measure what layers and networks cost on this machine.",
             {"layers": BenchLayers, "nets": BenchNets, "compare": BenchCompare},
         ),
+        "data": Group("Make data sets.", {"scenes": DataScenes}),
     },
 )
+
+
+# What Ctrl-C does not undo; `train` says so itself.
+RESUMABLE = (["bench"], ["reproduce"])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -169,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         raise SystemExit(error.exit_code) from None
     except KeyboardInterrupt:
-        resumable = " What was measured is kept: add --resume to go on." if words[:1] == ["bench"] else ""
+        resumable = " What was done is kept: add --resume to go on." if words[:1] in RESUMABLE else ""
         Console(stderr=True).print(f"polynl: interrupted.{resumable}")
         raise SystemExit(130) from None
 
@@ -186,12 +236,19 @@ def _run(command: type[Command] | Group, name: str, words: list[str]) -> None:
 
 def _parsed(command: type[Command], name: str, words: list[str]) -> Command:
     config = (tyro.conf.FlagCreatePairsOff,)
-    if "keys" not in {field.name for field in dataclasses.fields(command)}:  # type: ignore[arg-type]
+    names = {field.name for field in dataclasses.fields(command)}  # type: ignore[arg-type]
+    if "keys" not in names:
         return tyro.cli(command, prog=name, args=words, config=config)
-    if words and words[0].startswith("--") and "--help" not in words:
+    if "recipe" in names and words and words[0].startswith("--") and "--help" not in words:
         raise SettingsError(f"{name} RECIPE.yaml [--key value …]: the recipe comes first, not {words[0]}.")
     options, keys = tyro.cli(command, prog=name, args=words, config=config, return_unknown_args=True)
     return dataclasses.replace(options, keys=tuple(keys))  # type: ignore[type-var]
+
+
+def _options(command: Train | Evaluate) -> list[str]:
+    """The names of a command's options, which a mistyped key may mean."""
+    names = (field.name.replace("_", "-") for field in dataclasses.fields(command))
+    return [name for name in names if name not in ("recipe", "keys")]
 
 
 def _help(group: Group, name: str) -> RichGroup:

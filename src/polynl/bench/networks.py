@@ -77,7 +77,7 @@ def run_networks(settings: NetSettings, console: Console) -> Results:
     for method, (block, placement) in variants.items():
         label = network.label if block is None else f"{BY_NAME[block].label} at {placement}"
         shape = (1, network.input_channels, settings.side, settings.side)
-        results.methods[method] = {"label": label, **_counts(models[method], torch.randn(shape))}
+        results.methods[method] = {"label": label, **counts(models[method], torch.randn(shape))}
 
     def build(method: str, point: Point) -> tuple[nn.Module, Tensor]:
         x = maps((point.batch, network.input_channels, point.side, point.side), settings)
@@ -112,7 +112,7 @@ def _built(network: Network, block: str | None, placement: str, seed: int) -> nn
     return network.build(None if block is None else BY_NAME[block].build, placement)
 
 
-def _counts(model: nn.Module, x: Tensor) -> dict[str, Any]:
+def counts(model: nn.Module, x: Tensor) -> dict[str, Any]:
     """Parameters, and the multiply-adds of one image by torch's counter, which sees matrix products only."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model.eval()(x)

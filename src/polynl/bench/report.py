@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
@@ -202,21 +203,27 @@ def as_rich(table: Table) -> RichTable:
 
 def as_markdown(results: Results, tables: Iterable[Table]) -> str:
     """A page that stands for itself: the command, the machine, the tables, what was not measured."""
-    e = results.environment
+    lines = [origin(results.command, results.environment), ""]
+    for table in tables:
+        lines += [f"**{table.title}**", "", *markdown_rows(table), ""]
+    lines += [f"- {line}" for line in skipped_lines(results)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def origin(command: str, environment: Mapping[str, Any]) -> str:
+    """The command and the machine in one line."""
+    e = environment
     cores = f"{counted(e['cores'], 'core')}, {counted(e['threads'], 'thread')}"
     machine = f"{e['cpu']}, {cores}, torch {e['torch']}, polynl {e['polynl']}"
     if "gpu" in e:
         machine = f"{e['gpu']}, {machine}"
-    lines = [
-        f"`{results.command}` on {machine}" + (f", commit {e['commit'][:10]}." if e["commit"] else "."),
-        "",
-    ]
-    for table in tables:
-        lines += [f"**{table.title}**", "", _row(table.headings)]
-        lines.append(_row(["---", *["---:"] * (len(table.headings) - 1)]))
-        lines += [*map(_row, table.rows), ""]
-    lines += [f"- {line}" for line in skipped_lines(results)]
-    return "\n".join(lines).rstrip() + "\n"
+    return f"`{command}` on {machine}" + (f", commit {e['commit'][:10]}." if e["commit"] else ".")
+
+
+def markdown_rows(table: Table) -> list[str]:
+    """The lines of a table in Markdown, without its title."""
+    ruler = ["---", *["---:"] * (len(table.headings) - 1)]
+    return [_row(table.headings), _row(ruler), *map(_row, table.rows)]
 
 
 def _row(cells: Sequence[str]) -> str:

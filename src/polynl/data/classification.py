@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import io
 import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import torchvision
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import Dataset
-from torchvision import io
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
+from polynl.errors import RunStoppedError
+
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-# It decodes a JPEG twice as fast as PIL; where a later torchvision has dropped it, PIL does it all.
-_decode_jpeg: Callable[..., Tensor] | None = getattr(io, "decode_jpeg", None)
+# It decodes a JPEG twice as fast as PIL, to the same pixels; where a later torchvision has dropped it, PIL
+# does it all.
+_decode_jpeg: Callable[..., Tensor] | None = getattr(torchvision.io, "decode_jpeg", None)
 warnings.filterwarnings(
     "ignore", "The image decoding and encoding capabilities of TorchVision are deprecated"
 )
+# Large images are read; those that PIL takes for an attack, twice as large, are not.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
 @dataclass(frozen=True)
@@ -32,40 +39,54 @@ class Unreadable:
     reason: str
 
 
-class UnreadableImageError(ValueError):
+class UnreadableImageError(RunStoppedError):
     """An image that cannot be decoded, where that is to stop the run."""
+
+    def __init__(self, message: str) -> None:
+        # A DataLoader makes a worker's error anew, from the text of a traceback that ends with the message.
+        super().__init__(message.rpartition(f"{type(self).__name__}: ")[2].rstrip())
 
 
 def read_image(path: str | os.PathLike[str]) -> Tensor:
-    """An image file as RGB, uint8, (3, h, w); an UnreadableImageError names the file."""
+    """A file as PIL's `convert("RGB")` has it, uint8, (3, h, w), or an UnreadableImageError that names it."""
     try:
-        content = Path(path).read_bytes()
-        return _decoded(content)
-    except (OSError, RuntimeError, ValueError, SyntaxError) as error:
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise UnreadableImageError(f"{os.fspath(path)} is no readable image: {reason}") from error
+        return _decoded(Path(path).read_bytes())
+    except Exception as error:  # decoders raise what they like about files that are none
+        raise UnreadableImageError(f"{os.fspath(path)} is no readable image: {_reason(error)}") from error
 
 
 def _decoded(content: bytes) -> Tensor:
-    # A JPEG ends with its end-of-image marker; what is cut short is left to PIL, which says so, where
-    # libjpeg would fill the rest with grey.
-    if _decode_jpeg is not None and content[:2] == b"\xff\xd8" and b"\xff\xd9" in content[-64:]:
-        try:
-            return _decode_jpeg(torch.frombuffer(bytearray(content), dtype=torch.uint8), mode="RGB")
-        except RuntimeError:  # four colours, among others
-            pass
-    return _decoded_by_pil(content)
-
-
-def _decoded_by_pil(content: bytes) -> Tensor:
-    import io as stdio
-
-    from PIL import Image
-
     if not content:
         raise ValueError("the file is empty")
-    with Image.open(stdio.BytesIO(content)) as image:
+    if content.startswith(b"\xff\xd8"):
+        # Decoders see to it that there is enough to decode, be it the zeros of a download that never ended.
+        if not _has_end(content):
+            raise ValueError("it begins as a JPEG and has no end")
+        if _decode_jpeg is not None:
+            try:
+                return _decode_jpeg(torch.frombuffer(bytearray(content), dtype=torch.uint8), mode="RGB")
+            except RuntimeError:
+                pass  # PIL may know better, or knows better words for what is wrong
+    with Image.open(io.BytesIO(content)) as image:
+        # RGB has no room for it, and a palette with it makes PIL complain.
+        image.info.pop("transparency", None)
         return v2.functional.pil_to_tensor(image.convert("RGB"))
+
+
+def _has_end(jpeg: bytes) -> bool:
+    """Whether the marker of the end comes after that of the first scan; earlier ones are a thumbnail's."""
+    place = 2
+    while jpeg[place : place + 1] == b"\xff" and (kind := jpeg[place + 1 : place + 2]) != b"\xda":
+        # Any number of 0xff may come before a segment.
+        place += 1 if kind == b"\xff" else 2 + int.from_bytes(jpeg[place + 2 : place + 4], "big")
+    return jpeg.find(b"\xff\xd9", place) >= 0
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return "it has no known format"
+    words = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return words.strip().partition("\n")[0] or type(error).__name__
 
 
 def train_transform(size: int, scale: tuple[float, float], flip: float) -> v2.Transform:
@@ -85,7 +106,9 @@ class FolderImages(Dataset[Any]):
     `on_bad_image` "stop": an image that cannot be decoded raises; "skip": an `Unreadable` stands in for it.
     """
 
-    def __init__(self, root: str | os.PathLike[str], transform: v2.Transform, *, on_bad_image: str) -> None:
+    def __init__(
+        self, root: str | os.PathLike[str], transform: v2.Transform, *, on_bad_image: Literal["stop", "skip"]
+    ) -> None:
         self._folder = ImageFolder(os.fspath(root))
         self.classes: list[str] = self._folder.classes
         self._transform, self._stops = transform, on_bad_image == "stop"
@@ -96,8 +119,11 @@ class FolderImages(Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[Tensor, int] | Unreadable:
         path, label = self._folder.samples[index]
         try:
-            return self._transform(read_image(path)), label
+            image = read_image(path)
         except UnreadableImageError as error:
-            if self._stops:
-                raise
-            return Unreadable(path, str(error))
+            if not self._stops:
+                return Unreadable(path, str(error))
+            raise UnreadableImageError(
+                f"{error}\nMend or remove it; --data.on-bad-image skip skips and counts such images."
+            ) from None
+        return self._transform(image), label

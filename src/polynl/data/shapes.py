@@ -37,7 +37,7 @@ def coverage(size: int, shapes: Tensor, centres: Tensor, radii: Tensor, angles: 
         r = radius[chosen][:, None, None]
         edge = distance((cos * right + sin * down) / r, (cos * down - sin * right) / r)
         covered[chosen] = (0.5 - edge * r * size).clamp_(0, 1)
-    return covered.unflatten(0, shapes.shape)
+    return covered.reshape(*shapes.shape, size, size)
 
 
 def _rectangle(u: Tensor, v: Tensor, half_width: float, half_height: float) -> Tensor:

@@ -78,10 +78,14 @@ def project(
     return F.linear(x, w.mT, bias)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _products_round() -> bool:
     """Whether products may round their operands, to TF32 or bfloat16: then αX must not pass through one."""
     return torch.get_float32_matmul_precision() != "highest"
+
+
+# This is what torch.compiler.assume_constant_result does, without importing the compiler, which takes as long
+# as importing torch.
+_products_round._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def sizes_are_open() -> bool:

@@ -15,8 +15,6 @@ def freeze_norms(model: nn.Module) -> None:
 
 
 def _frozen(norm: nn.BatchNorm2d) -> FrozenBatchNorm2d:
-    frozen = FrozenBatchNorm2d(norm.num_features, eps=norm.eps)
-    state = norm.state_dict()
-    state.pop("num_batches_tracked", None)
-    frozen.load_state_dict(state)
-    return frozen.to(norm.weight.device)
+    frozen = FrozenBatchNorm2d(norm.num_features, eps=norm.eps).to(norm.weight)
+    frozen.load_state_dict({name: norm.state_dict()[name] for name in frozen.state_dict()})
+    return frozen

@@ -5,6 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torchvision.models.resnet import Bottleneck
 
+from polynl.blocks.base import positive
+
 
 class SmallResNet(nn.Module):
     """A 3×3 stem, three stages of `depth` bottlenecks with 4, 6 and 8 times `width` channels, a classifier.
@@ -24,6 +26,11 @@ class SmallResNet(nn.Module):
         zero_init_residual: bool = False,
     ) -> None:
         super().__init__()
+        positive("depth", depth)
+        if positive("width", width) % 2:
+            raise ValueError(f"width={width!r}: expected an even number, since a stage is 3/2 as wide")
+        if isinstance(dropout, str) or not 0 <= dropout <= 1:
+            raise ValueError(f"dropout={dropout!r}: expected a number from 0 to 1")
         self.conv1 = nn.Conv2d(3, 2 * width, 3, stride=2, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(2 * width)
         self.relu = nn.ReLU(inplace=True)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import pickle
+import zipfile
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +19,18 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
     Values are converted to the model's dtype. If something does not fit, nothing is loaded.
     """
+    model.load_state_dict(fitting_weights(model, path), strict=False)
+
+
+def fitting_weights(model: nn.Module, path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """What `load_weights` would load; a ValueError says what does not fit."""
     own, state = model.state_dict(), _read(path)
     absent = tuple(f"{name}." for name in inserted(model) if not any(k.startswith(f"{name}.") for k in state))
-    # Files older than PyTorch 0.4.1 have no num_batches_tracked, and load_state_dict takes them.
-    optional = (key for key in own if key.startswith(absent) or key.endswith(".num_batches_tracked"))
+    # Files older than PyTorch 0.4.1 and frozen norms have no num_batches_tracked; it changes no output.
+    counters = {key for key in own.keys() | state.keys() if key.endswith(".num_batches_tracked")}
     problems = {
-        "missing": sorted(own.keys() - state.keys() - set(optional)),
-        "unexpected": sorted(state.keys() - own.keys()),
+        "missing": sorted(key for key in own.keys() - state.keys() - counters if not key.startswith(absent)),
+        "unexpected": sorted(state.keys() - own.keys() - counters),
         "of another shape": [
             f"{key} {tuple(state[key].shape)}, not {tuple(own[key].shape)}"
             for key in sorted(own.keys() & state.keys())
@@ -32,21 +40,54 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     if any(problems.values()):
         lines = [f"  {kind}: {_shortened(keys)}" for kind, keys in problems.items() if keys]
         raise ValueError("\n".join([f"{os.fspath(path)!r} does not fit the {type(model).__name__}:", *lines]))
-    model.load_state_dict(state, strict=False)
+    return state
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    with open(path, "rb"):  # a file that cannot be opened is an OSError, whatever comes out of it is not
+        pass
+    try:
+        state = _content(path)
+    except (pickle.UnpicklingError, LookupError) as error:  # the latter of what is no pickle at all
+        raise ValueError(
+            f"{os.fspath(path)!r} is no file of tensors, or holds other objects beside them, which could run "
+            "any code and are not loaded"
+        ) from error
+    except Exception as error:  # there is no end to what a damaged file raises
+        raise ValueError(
+            f"{os.fspath(path)!r} is damaged or no file of tensors: {_first_line(error)}"
+        ) from error
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        got = f"a dict of {_shortened(list(state))}" if isinstance(state, Mapping) else type(state).__name__
+        raise ValueError(f"{os.fspath(path)!r} must hold a state dict, tensors by name; got {got}")
+    return dict(state)
+
+
+def damaged_entry(path: str | os.PathLike[str]) -> str | None:
+    """The first entry of what `torch.save` wrote that has changed since: torch.load would not notice."""
+    with zipfile.ZipFile(path) as archive:
+        # An entry that is marked as a folder is one whose bytes torch.load leaves as memory had them.
+        marked = (entry.filename for entry in archive.infolist() if entry.external_attr)
+        return archive.testzip() or next(marked, None)
+
+
+def _content(path: str | os.PathLike[str]) -> Any:
     if os.fspath(path).endswith(".safetensors"):
         from safetensors.torch import load_file
 
         return load_file(path)
     state = torch.load(path, map_location="cpu", weights_only=True)
-    if isinstance(state, Mapping) and isinstance(state.get("model"), Mapping):  # a training checkpoint
-        state = state["model"]
-    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        got = f"a dict of {_shortened(list(state))}" if isinstance(state, Mapping) else type(state).__name__
-        raise ValueError(f"{os.fspath(path)!r} must hold a state dict, tensors by name; got {got}")
-    return dict(state)
+    if not (isinstance(state, Mapping) and isinstance(state.get("model"), Mapping)):
+        return state
+    # Others may write archives without sums.
+    ours = str(state.get("format")).startswith("polynl ")
+    if ours and (damaged := damaged_entry(path)) is not None:
+        raise ValueError(f"{damaged} in it has changed")
+    return state["model"]  # of a training checkpoint
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__
 
 
 def _shortened(names: Sequence[str], most: int = 3) -> str:

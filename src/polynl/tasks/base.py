@@ -15,7 +15,7 @@ from torch import Tensor, nn
 class Part(BaseModel):
     """A part of a recipe: an unknown key is an error, and the docstring below a key is its description."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)

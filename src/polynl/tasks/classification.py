@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import torch
 import torch.nn.functional as F
 import torchvision
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -24,12 +24,18 @@ from polynl.data.classification import (
     train_transform,
     val_transform,
 )
-from polynl.data.scenes import Scenes
+from polynl.data.scenes import CLASSES, Scenes
 from polynl.errors import SettingsError, near_matches
 from polynl.models.classifiers import archs, resnet
+from polynl.models.insert import inserted
 from polynl.models.norms import freeze_norms
 from polynl.models.small_resnet import SmallResNet
+from polynl.models.weights import fitting_weights
 from polynl.tasks.base import Batch, Images, Part, Scorer, Task
+
+# What the recipe says elsewhere, or cannot say.
+NO_ARCH_OPTIONS = {"block", "layers", "num_classes", "zero_init_residual", "norm_layer"}
+Deviation = Annotated[float, Field(gt=0)]
 
 
 class ClassifierPart(Part):
@@ -43,7 +49,7 @@ class ClassifierPart(Part):
     """The block to insert, or none."""
     options: dict[str, Any] = Field({})
     """The block's options."""
-    placement: str | list[str] = "res4"
+    placement: str | Annotated[list[str], Field(min_length=1)] = "res4"
     """Where: res3, res4, res5, res345, or names of modules to go before."""
     weights: Path | None = None
     """A file to start from, safetensors or a state dict."""
@@ -59,34 +65,52 @@ class ClassifierPart(Part):
     def _none(cls, name: Any) -> Any:
         return None if name == "none" else name
 
-    @model_validator(mode="after")
-    def _known(self) -> ClassifierPart:
-        if self.arch not in archs():
-            raise ValueError(f"no network is called {self.arch!r}.{near_matches(self.arch, archs())}")
-        network = SmallResNet if self.arch == "small_resnet" else torchvision.models.ResNet
-        known = set(inspect.signature(network).parameters) - {"block", "layers", "num_classes"}
-        for name in self.arch_options:
-            if name not in known:
-                raise ValueError(f"{self.arch} has no option {name!r}.{near_matches(name, known)}")
-        if self.block is None and self.options:
-            raise ValueError(f"options without a block: {', '.join(self.options)}")
-        if self.block is not None:
-            if self.block not in BLOCKS:
-                raise ValueError(
-                    f"no block is called {self.block!r}.{near_matches(self.block, BLOCKS)} "
-                    f"There are: none, {', '.join(BLOCKS)}."
-                )
+    @field_validator("arch")
+    @classmethod
+    def _known_arch(cls, arch: str) -> str:
+        if arch not in archs():
+            raise ValueError(f"no network is called {arch!r}.{near_matches(arch, archs())}")
+        return arch
+
+    @field_validator("arch_options")
+    @classmethod
+    def _known_arch_options(cls, options: dict[str, Any], others: ValidationInfo) -> dict[str, Any]:
+        if "arch" in others.data:
+            arch = others.data["arch"]
+            network = SmallResNet if arch == "small_resnet" else torchvision.models.ResNet
+            known = sorted(set(inspect.signature(network).parameters) - NO_ARCH_OPTIONS)
+            for name in options:
+                if name not in known:
+                    hint = near_matches(name, known)
+                    raise ValueError(f"{arch} has no option {name!r}.{hint} There are: {', '.join(known)}.")
+        return options
+
+    @field_validator("block")
+    @classmethod
+    def _known_block(cls, block: str | None) -> str | None:
+        if block is not None and block not in BLOCKS:
+            hint = near_matches(block, BLOCKS)
+            raise ValueError(f"no block is called {block!r}.{hint} There are: none, {', '.join(BLOCKS)}.")
+        return block
+
+    @field_validator("options")
+    @classmethod
+    def _known_options(cls, options: dict[str, Any], others: ValidationInfo) -> dict[str, Any]:
+        if "block" in others.data and options:
+            if others.data["block"] is None:
+                raise ValueError(f"options without a block: {', '.join(options)}")
             try:
-                check_options(self.block, self.options)
+                check_options(others.data["block"], options)
             except TypeError as error:
                 raise ValueError(str(error)) from None
-        return self
+        return options
 
 
 class ImageFolderPart(Part):
     """Images on disk: <root>/<train>/<class>/*.jpg, and <root>/<val> alike."""
 
     source: Literal["image_folder"]
+    """Files in folders."""
     root: Path
     """The folder that has both splits."""
     train: str = "train"
@@ -95,7 +119,7 @@ class ImageFolderPart(Part):
     """Its folder of images to score on."""
     size: int = Field(224, gt=0)
     """Side of the square images that the network sees."""
-    resize: int = Field(256, gt=0)
+    resize: int = Field(256, gt=0, validate_default=True)
     """In scoring, the shorter side before the centre is cut out."""
     scale: tuple[float, float] = (0.08, 1.0)
     """In training, the part of an image's area that a random crop takes, from and to."""
@@ -104,7 +128,23 @@ class ImageFolderPart(Part):
     on_bad_image: Literal["stop", "skip"] = "stop"
     """What to do about an image that cannot be decoded: stop with its path, or skip and count it."""
     mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
+    """Of red, green and blue from 0 to 1; the network sees (image - mean) / std."""
+    std: tuple[Deviation, Deviation, Deviation] = IMAGENET_STD
+    """See `mean`."""
+
+    @field_validator("scale")
+    @classmethod
+    def _part_of_an_area(cls, scale: tuple[float, float]) -> tuple[float, float]:
+        if not 0 < scale[0] <= scale[1] <= 1:
+            raise ValueError(f"expected [from, to] with 0 < from <= to <= 1; got {list(scale)}")
+        return scale
+
+    @field_validator("resize")
+    @classmethod
+    def _not_below_size(cls, resize: int, others: ValidationInfo) -> int:
+        if resize < others.data.get("size", resize):
+            raise ValueError(f"a side of {resize} is too short to cut size={others.data['size']} out of it")
+        return resize
 
     def check(self) -> None:
         """Both folders are there, and have the same classes."""
@@ -121,14 +161,19 @@ class ImageFolderPart(Part):
                     "other names: --data.train and --data.val."
                 )
             classes[split] = {entry.name for entry in folder.iterdir() if entry.is_dir()}
-            if not classes[split]:
-                raise SettingsError(f"data.root: {folder} has no folders of classes in it.")
+            if len(classes[split]) < 2:
+                found = ", ".join(classes[split]) or "none"
+                raise SettingsError(f"data.root: {folder} needs at least two folders of classes; found {found}.")
         odd = sorted(classes[self.train] ^ classes[self.val])
         if odd:
             raise SettingsError(
                 f"data.root: {self.train} and {self.val} in {self.root} have different classes: "
                 f"{', '.join(odd[:3])}{' …' if len(odd) > 3 else ''} only in one of them."
             )
+
+    def classes(self) -> Sequence[str]:
+        """The names of the folders, in the order that ImageFolder numbers them in."""
+        return sorted(entry.name for entry in (self.root / self.train).iterdir() if entry.is_dir())
 
     def sets(self) -> tuple[FolderImages, FolderImages]:
         """For training and for scoring."""
@@ -148,6 +193,7 @@ class ScenesPart(Part):
     """Scenes drawn from a seed: nothing to download."""
 
     source: Literal["scenes"]
+    """Drawn when the run begins."""
     images: int = Field(20_000, gt=0)
     """Scenes to train on."""
     val_images: int = Field(2_000, gt=0)
@@ -156,13 +202,19 @@ class ScenesPart(Part):
     """Side in pixels."""
     difficulty: Literal["easy", "medium", "hard"] = "medium"
     """easy: two figures; medium: also distractors, turned and tinted; hard: three figures, more of it all."""
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**32)
     """Of the scenes."""
     mean: tuple[float, float, float] = (0.3, 0.3, 0.3)
-    std: tuple[float, float, float] = (0.25, 0.25, 0.25)
+    """Of red, green and blue from 0 to 1; the network sees (image - mean) / std."""
+    std: tuple[Deviation, Deviation, Deviation] = (0.25, 0.25, 0.25)
+    """See `mean`."""
 
     def check(self) -> None:
         """Nothing can be missing."""
+
+    def classes(self) -> Sequence[str]:
+        """The shapes."""
+        return CLASSES
 
     def sets(self) -> tuple[Scenes, Scenes]:
         """For training and for scoring."""
@@ -177,6 +229,7 @@ class LossPart(Part):
     """Cross entropy."""
 
     label_smoothing: float = Field(0.0, ge=0, lt=1)
+    """The part of a target that is spread over all classes."""
 
 
 class Classification(Task):
@@ -189,10 +242,20 @@ class Classification(Task):
         self._sets: tuple[Any, Any] | None = None
 
     def check(self) -> None:
-        """The data and the weights are there."""
+        """The data and the weights are there, and the network can be built."""
         self._data.check()
-        if self._model.weights is not None and not self._model.weights.is_file():
-            raise SettingsError(f"model.weights: there is no file {self._model.weights}.")
+        weights = self._model.weights
+        if weights is not None and not weights.is_file():
+            raise SettingsError(f"model.weights: there is no file {weights}.")
+        # Without memory or time: a network that cannot be built is refused before the images are looked at.
+        with torch.device("meta"):
+            model = self._network()
+        if weights is not None:
+            try:
+                fitting_weights(model, weights)
+            except ValueError as error:
+                raise SettingsError(f"model.weights: {error}") from error
+        self._with_norms(model)
 
     @property
     def _both_sets(self) -> tuple[Any, Any]:
@@ -203,7 +266,7 @@ class Classification(Task):
     @property
     def classes(self) -> Sequence[str]:
         """Their names, in the order of the labels."""
-        return self._both_sets[0].classes
+        return self._data.classes()
 
     def train_set(self) -> Images:
         """(image as uint8, label)."""
@@ -229,13 +292,16 @@ class Classification(Task):
 
     def model(self) -> nn.Module:
         """The network, with as many outputs as there are classes."""
+        return self._with_norms(self._network(weights=self._model.weights))
+
+    def _network(self, weights: Path | None = None) -> nn.Module:
         part = self._model
         try:
-            model = resnet(
+            return resnet(
                 part.arch,
                 block=part.block,
                 placement=part.placement,
-                weights=part.weights,
+                weights=weights,
                 num_classes=len(self.classes),
                 zero_init_residual=part.zero_init_residual,
                 stride_in_1x1=part.stride_in_1x1,
@@ -244,9 +310,19 @@ class Classification(Task):
             )
         except (ValueError, TypeError) as error:
             raise SettingsError(f"model: {error}") from error
-        if part.norm == "frozen":
+
+    def _with_norms(self, model: nn.Module) -> nn.Module:
+        blocks = set(inserted(model))
+        if self._model.norm == "frozen":
             freeze_norms(model)
-        return nn.SyncBatchNorm.convert_sync_batchnorm(model) if part.norm == "sync" else model
+        elif self._model.norm == "sync":
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        if lost := blocks - set(inserted(model)):
+            raise SettingsError(
+                f"model.norm: {self._model.norm} replaces the norm that {', '.join(lost)} stands before; "
+                "choose another model.placement."
+            )
+        return model
 
     def logits(self, model: nn.Module, images: Tensor) -> Tensor:
         """What the model says of uint8 images."""

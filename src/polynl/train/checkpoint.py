@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import pickle
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,13 @@ from torch import Tensor
 
 from polynl.errors import SettingsError
 from polynl.files import write_atomically
+from polynl.models.weights import damaged_entry
 
 FORMAT = "polynl training checkpoint 1"
 LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
+LAST_WEIGHTS, BEST_WEIGHTS = "last.safetensors", "best.safetensors"
+# What last.pt is called until it is whole, and once it was found damaged.
+FRESH, DAMAGED = ".last.pt.new", "last.pt.damaged"
 
 
 class CheckpointError(SettingsError):
@@ -28,31 +31,32 @@ def save_checkpoint(folder: Path, state: dict[str, Any], *, best: bool = False) 
     """Write `last.pt` and keep the one before it as `previous.pt`; where `best`, write `best.pt` as well."""
     content = io.BytesIO()
     torch.save({"format": FORMAT, **state}, content)
-    fresh = folder / f".{LAST}.new"
-    write_atomically(fresh, content.getbuffer())
-    if (folder / LAST).exists():
-        os.replace(folder / LAST, folder / PREVIOUS)
-    os.replace(fresh, folder / LAST)
+    # Before last.pt: a run that is killed in between comes here again.
     if best:
         write_atomically(folder / BEST, content.getbuffer())
+    write_atomically(folder / FRESH, content.getbuffer())
+    if (folder / LAST).exists():
+        os.replace(folder / LAST, folder / PREVIOUS)
+    os.replace(folder / FRESH, folder / LAST)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """The state in a file, on the CPU; a CheckpointError says what is wrong with the file."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
+        damaged = damaged_entry(path)
         if damaged is not None:
             raise CheckpointError(f"{path} is damaged: {damaged} in it has changed.")
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint {path}.") from None
-    except (zipfile.BadZipFile, EOFError, OSError, RuntimeError) as error:
-        raise CheckpointError(f"{path} is damaged or no checkpoint: {_first_line(error)}") from error
+    except CheckpointError:
+        raise
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path} holds more than tensors and plain values; it is not loaded, since it could run any code."
         ) from error
+    except Exception as error:  # there is no end to what a damaged file raises
+        raise CheckpointError(f"{path} is damaged or no checkpoint: {_first_line(error)}") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not a checkpoint of polynl's training.")
     return state
@@ -70,6 +74,11 @@ def load_last(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
     if problems:
         raise CheckpointError("\n".join([*problems, "No checkpoint of this run can be read."]))
     return None, problems
+
+
+def put_aside(folder: Path) -> None:
+    """Rename a damaged `last.pt`: the next checkpoint would move it over the good `previous.pt`."""
+    os.replace(folder / LAST, folder / DAMAGED)
 
 
 def export_weights(path: Path, weights: dict[str, Tensor]) -> None:

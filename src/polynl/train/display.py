@@ -15,13 +15,10 @@ BOOKKEEPING = ("step", "images", "seconds", "images_per_second", "skipped")
 
 
 class Display:
-    """A bar over the steps of a run, and a line an epoch; without a console, nothing.
+    """A bar over the steps of a run, and a line an epoch; without a console, nothing."""
 
-    `quiet`: the bar alone.
-    """
-
-    def __init__(self, console: Console | None, *, quiet: bool = False) -> None:
-        self._console, self._quiet = console, quiet
+    def __init__(self, console: Console | None) -> None:
+        self._console = console
         self._progress: Progress | None = None
         self._bar: TaskID | None = None
 
@@ -47,12 +44,12 @@ class Display:
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        if self._console is not None and not self._quiet:
+        if self._console is not None:
             self._console.print(escape(text), highlight=False, soft_wrap=True)
 
     def show(self, table: Table) -> None:
         """A table that stays."""
-        if self._console is not None and not self._quiet:
+        if self._console is not None:
             self._console.print(table)
 
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 from rich.console import Console
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
 
-from polynl.errors import SettingsError
+from polynl.errors import RunStoppedError, SettingsError
 from polynl.files import write_atomically
 from polynl.models.weights import load_weights
 from polynl.tasks.base import Task
-from polynl.train.interruption import ignore_signals
+from polynl.train.loading import Reader
 from polynl.train.processes import Processes, joined
 from polynl.train.recipe import Recipe
 from polynl.train.sampler import EveryImageOnce
@@ -29,6 +29,7 @@ def evaluate(
     recipe: Recipe,
     processes: Processes,
     *,
+    reader: Reader | None = None,
     stop: Callable[[], bool] = lambda: False,
     tick: Callable[[str], None] = lambda text: None,
 ) -> tuple[dict[str, float], int] | None:
@@ -38,21 +39,27 @@ def evaluate(
     batches.
     """
     model.eval()
-    scorer, skipped = task.scorer(processes.device), 0
-    batches = _batches(task, recipe, processes)
-    with torch.no_grad(), autocast(recipe, processes.device):
-        for number, batch in enumerate(batches):
+    scorer, seen, skipped = task.scorer(processes.device), 0, 0
+    share = _share(task, recipe, processes)
+    with ExitStack() as stack:
+        if reader is None:
+            reader = stack.enter_context(closing(val_reader(task, recipe, processes)))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(autocast(recipe, processes.device))
+        for number, batch in enumerate(reader.batches(share)):
             if stop():
                 break
-            tick(f"{number}/{len(batches)}")
-            skipped += len(batch.bad)
+            tick(f"{number}/{len(share)}")
+            seen, skipped = seen + len(batch), skipped + len(batch.bad)
             if len(batch):
                 scorer.update(model, batch.to(processes.device, channels_last=recipe.channels_last))
     (stopped,) = processes.any(stop())
     if stopped:
         return None
-    (total,) = processes.sums(skipped)
-    return scorer.compute(), int(total)
+    images, unreadable = processes.sums(seen, skipped)
+    if images == 0:
+        raise RunStoppedError(f"none of the {unreadable:.0f} images to score on can be read.")
+    return scorer.compute(), int(unreadable)
 
 
 def evaluate_checkpoint(
@@ -63,13 +70,16 @@ def evaluate_checkpoint(
     task.check()
     if not checkpoint.is_file():
         raise SettingsError(f"--checkpoint: there is no file {checkpoint}.")
+    if out is not None and out.is_dir():
+        raise SettingsError(f"--out: {out} is a folder; the scores need a file.")
+    set_up_torch(recipe)
     with joined(recipe.device) as processes:
         model = task.model()
         try:
             load_weights(model, checkpoint)
         except ValueError as error:
             raise SettingsError(f"--checkpoint: {error}") from error
-        scored = evaluate(task, model.to(processes.device), recipe, processes)
+        scored = evaluate(task, placed(model, recipe, processes.device), recipe, processes)
         assert scored is not None, "nothing asked it to stop"
         scores, skipped = scored
         if processes.first:
@@ -83,23 +93,38 @@ def evaluate_checkpoint(
     return scores
 
 
+def set_up_torch(recipe: Recipe) -> None:
+    """Threads and determinism, which hold for the whole process."""
+    if recipe.threads is not None:
+        torch.set_num_threads(recipe.threads)
+    if recipe.deterministic:
+        # cuBLAS refuses to be deterministic without it.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+
+
+def placed(model: nn.Module, recipe: Recipe, device: torch.device) -> nn.Module:
+    """The model on the device, its weights laid out as its images are."""
+    model = model.to(device)
+    return model.to(memory_format=torch.channels_last) if recipe.channels_last else model
+
+
 def autocast(recipe: Recipe, device: torch.device) -> torch.autocast:
     """The precision of the recipe; float32 is none."""
     enabled = recipe.precision != "float32"
     return torch.autocast(device.type, getattr(torch, recipe.precision) if enabled else None, enabled=enabled)
 
 
-def _batches(task: Task, recipe: Recipe, processes: Processes) -> DataLoader[Any]:
-    data = task.val_set()
+def val_reader(task: Task, recipe: Recipe, processes: Processes) -> Reader:
+    """What reads the images to score on."""
+    collate = partial(task.collate, training=False)
+    return Reader(task.val_set(), collate, workers=recipe.workers, device=processes.device)
+
+
+def _share(task: Task, recipe: Recipe, processes: Processes) -> EveryImageOnce:
     batch = recipe.val_batch
     if batch is None:
         batch = max(1, recipe.total_batch(processes.count) // processes.count)
-    return DataLoader(
-        cast(Dataset[Any], data),
-        batch_sampler=EveryImageOnce(len(data), batch=batch, rank=processes.rank, processes=processes.count),
-        collate_fn=partial(task.collate, training=False),
-        num_workers=recipe.workers,
-        worker_init_fn=ignore_signals,
-        pin_memory=processes.device.type == "cuda",
-        generator=torch.Generator(),
-    )
+    images = len(task.val_set())
+    return EveryImageOnce(images, batch=batch, rank=processes.rank, processes=processes.count)

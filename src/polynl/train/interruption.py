@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# The last one comes when a terminal is closed; Windows has none.
+SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
+# Whoever passes a signal on, as `timeout` does, lets it come twice at once; people take longer.
+AGAIN = 1.0
 
 
 class Interruption:
-    """While entered, SIGTERM and Ctrl-C are noted in `signal`; a second one ends the process at once."""
+    """While entered, the first signal is noted in `signal`; one that comes later ends the process at once."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self._noted_at = 0.0
         self._parent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         self._before: dict[int, Any] = {}
 
@@ -24,11 +29,17 @@ class Interruption:
         return self.signal is not None or (self._parent is not None and os.getppid() != self._parent)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.signal = number
-        signal.signal(number, self._before[number])
+        if self.signal is None:
+            self.signal, self._noted_at = number, time.monotonic()
+        elif time.monotonic() - self._noted_at >= AGAIN:
+            signal.signal(number, self._before[number])
+            signal.raise_signal(number)
 
     def __enter__(self) -> Interruption:
-        self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        for number in SIGNALS:
+            # What `nohup` or a shell has told the process to ignore stays ignored.
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(

@@ -6,24 +6,33 @@ import errno
 import math
 import signal
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from rich.console import Console
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from polynl.errors import RunStoppedError, SettingsError
 from polynl.tasks.base import Batch, Task
-from polynl.train.checkpoint import BEST, LAST, export_weights, load_last, save_checkpoint
+from polynl.train.checkpoint import (
+    BEST_WEIGHTS,
+    LAST,
+    LAST_WEIGHTS,
+    export_weights,
+    load_last,
+    put_aside,
+    save_checkpoint,
+)
 from polynl.train.display import Display, epoch_line, summary
-from polynl.train.evaluation import autocast, evaluate
-from polynl.train.interruption import Interruption, ignore_signals
+from polynl.train.evaluation import autocast, evaluate, placed, set_up_torch, val_reader
+from polynl.train.interruption import Interruption
+from polynl.train.loading import Reader
 from polynl.train.optimizer import build_optimizer
 from polynl.train.processes import Processes, joined
 from polynl.train.recipe import Recipe
@@ -41,36 +50,29 @@ def train(
     *,
     resume: bool = False,
     overwrite: bool = False,
-    quiet: bool = False,
+    display: Display | None = None,
 ) -> list[dict[str, Any]]:
     """Train as the recipe says; gives a row of figures an epoch. The folder has them too, and the weights.
 
     Under torchrun, all of its processes call this; one that died and was started again resumes by itself.
     """
-    task = recipe.build_task()
-    task.check()
     with ExitStack() as stack:
         processes = stack.enter_context(joined(recipe.device))
         interruption = stack.enter_context(Interruption())
-        resume = resume or processes.restarted
+        set_up_torch(recipe)
         run = RunFolder(folder)
-        if processes.first:
-            stack.callback(run.close)
-            run.open(recipe, resume=resume, overwrite=overwrite and not resume)
-            run.write_environment(processes.device.type, processes.count, recipe.seed)
-        display = Display(console if processes.first else None, quiet=quiet)
-        trainer = Trainer(recipe, task, processes, interruption, run, display)
-        try:
-            if resume:
-                trainer.load()
-            return trainer.run()
-        except OSError as error:
-            if error.errno not in FULL_DISK:
-                raise
-            raise RunStoppedError(
-                f"{folder} cannot be written to: {error.strerror}. {trainer.kept}\n"
-                "Make room, then go on with --resume."
-            ) from error
+        stack.callback(run.close)
+        if display is None:
+            display = Display(console if processes.first else None)
+        with processes.together():
+            task = recipe.build_task()
+            task.check()
+            if processes.first:
+                again = processes.restarted and run.begun_by(processes.launch)
+                run.open(recipe, resume=resume or again, overwrite=overwrite)
+            trainer = Trainer(recipe, task, processes, interruption, run, display)
+        trainer.begin()
+        return trainer.run()
 
 
 class Trainer:
@@ -88,28 +90,53 @@ class Trainer:
         self._recipe, self._task, self._processes = recipe, task, processes
         self._interruption, self._folder, self._display = interruption, folder, display
         self._batch = recipe.total_batch(processes.count)
-        _set_up_torch(recipe)
         self._data = task.train_set()
         self._steps = len(self._data) // self._batch
         if self._steps == 0:
             raise SettingsError(f"batch: a step takes {self._batch} images, and there are {len(self._data)}.")
         torch.manual_seed(mixed(recipe.seed))
-        self._model = task.model().to(processes.device)
-        if recipe.channels_last:
-            self._model = self._model.to(memory_format=torch.channels_last)
+        self._model = placed(task.model(), recipe, processes.device)
+        processes.check(self._model)
         self._optimizer = build_optimizer(self._model, recipe.optimizer)
         self._scaler = torch.amp.GradScaler(processes.device.type, enabled=recipe.precision == "float16")
         # Dropout differs between processes, as their images do.
         torch.manual_seed(mixed(recipe.seed, processes.rank))
-        self._wrapped = processes.wrapped(self._model)
+        self._wrapped = self._model
+        self._reader = Reader(
+            Seeded(self._data, recipe.seed),
+            partial(task.collate, training=True),
+            workers=recipe.workers,
+            device=processes.device,
+        )
+        self._val_reader = val_reader(task, recipe, processes)
         self._epoch, self._step, self._totals = 0, 0, Totals()
         self._rows: list[dict[str, Any]] = []
-        self.kept = "There is no checkpoint yet."
+        self._kept = "There is no checkpoint yet."
 
     @property
     def _done(self) -> int:
         """Steps since the run began."""
         return self._epoch * self._steps + self._step
+
+    def begin(self) -> None:
+        """Begin the run in its folder, or go on from the last checkpoint in it that can be read."""
+        state: dict[str, Any] | None = None
+        problems: list[str] = []
+        with self._processes.together():
+            if self._folder.resumed:
+                state, problems = load_last(self._folder.path)
+        # The other processes may be on machines that do not have the file.
+        state = self._processes.from_first(state)
+        with self._processes.together(), self._writing():
+            if state is not None:
+                self._load(state)
+            if self._processes.first:
+                for problem in problems:
+                    self._display.say(f"{problem} The one before it is used.")
+                    put_aside(self._folder.path)
+                self._folder.begin(self._recipe, self._processes)
+                self._folder.write_metrics(self._rows)
+        self._wrapped = self._processes.wrapped(self._model)
 
     def run(self) -> list[dict[str, Any]]:
         """Train to the end of the last epoch."""
@@ -120,7 +147,8 @@ class Trainer:
                 self._end_epoch()
         finally:
             self._display.end()
-            self._folder.close_log()
+            self._reader.close()
+            self._val_reader.close()
         self._display.show(summary(self._rows, self._task.best_by, str(self._folder.path)))
         return self._rows
 
@@ -128,7 +156,7 @@ class Trainer:
         """The steps of the epoch that are left."""
         self._model.train()
         started = time.perf_counter()
-        for batch in self._batches():
+        for batch in self._reader.batches(self._share()):
             losses = self._train_step(batch)
             self._step += 1
             now = time.perf_counter()
@@ -153,7 +181,8 @@ class Trainer:
         # Before the step: weights that a NaN has touched are lost.
         (broken,) = self._processes.any(not math.isfinite(sum(values.values())))
         if broken:
-            self._refuse(values)
+            terms = ", ".join(f"{name} {value:g}" for name, value in values.items())
+            self._refuse(f"no finite loss at step {self._step + 1} of epoch {self._epoch + 1}: {terms}")
         if self._recipe.optimizer.clip_norm is not None:
             self._scaler.unscale_(self._optimizer)
             nn.utils.clip_grad_norm_(self._model.parameters(), self._recipe.optimizer.clip_norm)
@@ -165,8 +194,6 @@ class Trainer:
         """Score, note the epoch's figures, and save."""
         due = (self._epoch + 1) % self._recipe.evaluate_every == 0 or self._epoch + 1 == self._recipe.epochs
         scores, skipped = self._scores() if due else ({}, 0)
-        earlier = [row[self._task.best_by] for row in self._rows if self._task.best_by in row]
-        best = bool(scores) and scores[self._task.best_by] > max(earlier, default=-math.inf)
         totals = self._totals.over(self._processes)
         row = {
             "epoch": self._epoch + 1,
@@ -181,17 +208,18 @@ class Trainer:
         }
         self._rows.append(row)
         self._epoch, self._step, self._totals = self._epoch + 1, 0, Totals()
-        self._save(best=best)
-        if self._processes.first:
-            self._folder.log({f"val/{name}": score for name, score in scores.items()}, self._done)
+        self._save()
+        self._log({f"val/{name}": score for name, score in scores.items()})
         self._display.say(epoch_line(row, self._recipe.epochs, list(scores)))
 
     def _scores(self) -> tuple[dict[str, float], int]:
+        self._processes.share_buffers(self._model)
         scored = evaluate(
             self._task,
             self._model,
             self._recipe,
             self._processes,
+            reader=self._val_reader,
             stop=lambda: self._interruption.requested,
             tick=lambda text: self._display.step(self._done, f"scoring epoch {self._epoch + 1}  {text}"),
         )
@@ -200,8 +228,8 @@ class Trainer:
             self._stop()
         return scored
 
-    def _batches(self) -> DataLoader[Batch]:
-        share = ShuffledShare(
+    def _share(self) -> ShuffledShare:
+        return ShuffledShare(
             len(self._data),
             batch=self._batch,
             rank=self._processes.rank,
@@ -209,16 +237,6 @@ class Trainer:
             seed=self._recipe.seed,
             epoch=self._epoch,
             first_step=self._step,
-        )
-        return DataLoader(
-            Seeded(self._data, self._recipe.seed),
-            batch_sampler=share,
-            collate_fn=partial(self._task.collate, training=True),
-            num_workers=self._recipe.workers,
-            worker_init_fn=ignore_signals,
-            pin_memory=self._processes.device.type == "cuda",
-            # Its own, or the seeds it draws for its workers would shift the random numbers of dropout.
-            generator=torch.Generator(),
         )
 
     def _lr(self, step: int) -> float:
@@ -232,34 +250,55 @@ class Trainer:
         rate = self._totals.rate * self._processes.count
         text = f"epoch {self._epoch + 1}  loss {loss:.4f}  lr {lr:.2g}  {rate:.0f} images/s"
         self._display.step(self._done, text)
-        if self._processes.first:
-            figures = {"loss": loss, **losses, "lr": lr, "images_per_second": rate}
-            self._folder.log({f"train/{name}": value for name, value in figures.items()}, self._done)
+        figures = {"loss": loss, **losses, "lr": lr, "images_per_second": rate}
+        self._log({f"train/{name}": value for name, value in figures.items()})
 
-    def _refuse(self, losses: Mapping[str, float]) -> NoReturn:
-        terms = ", ".join(f"{name} {value:g}" for name, value in losses.items())
-        raise RunStoppedError(
-            f"no finite loss at step {self._step + 1} of epoch {self._epoch + 1}: {terms}. {self.kept}\n"
-            f"A lower optimizer.lr (now {self._lr(self._done):.3g}), a longer schedule.warmup_epochs or "
-            "optimizer.clip_norm may help; --overwrite begins the folder anew."
+    def _log(self, figures: Mapping[str, float]) -> None:
+        problem = self._folder.log(figures, self._done) if self._processes.first else None
+        if problem is not None:
+            self._display.say(problem)
+
+    def _refuse(self, what: str) -> NoReturn:
+        self._processes.end(
+            RunStoppedError(
+                f"{what}. {self._kept}\n"
+                f"A lower optimizer.lr (now {self._lr(self._done):.3g}), a longer schedule.warmup_epochs or "
+                "optimizer.clip_norm may help; --overwrite begins the folder anew."
+            )
         )
 
     def _stop(self) -> NoReturn:
-        number = self._interruption.signal
-        reason = "since torchrun has ended" if number is None else f"by {signal.Signals(number).name}"
-        raise RunStoppedError(
-            f"stopped {reason}. {self.kept} Go on with --resume.",
-            exit_code=1 if number is None else 128 + number,
+        """All processes come here at the same step, whichever of them was told to stop."""
+        signals = [number for number in self._processes.gathered(self._interruption.signal) if number]
+        reason = f"by {signal.Signals(signals[0]).name}" if signals else "since torchrun has ended"
+        self._processes.end(
+            RunStoppedError(
+                f"stopped {reason}. {self._kept} Go on with --resume.",
+                exit_code=128 + signals[0] if signals else 1,
+            )
         )
 
-    def _save(self, *, best: bool = False) -> None:
+    def _save(self) -> None:
         """Every process gives its random state and its share of the totals; the first one writes."""
+        # What the last step has made of the weights, only the next loss would tell.
+        (broken,) = self._processes.any(not _finite(self._model))
+        if broken:
+            self._refuse(f"weights that are not finite after step {self._step} of epoch {self._epoch + 1}")
         share = {"random": _random_state(self._processes.device), "totals": asdict(self._totals)}
         shares = self._processes.gathered(share)
-        if not self._processes.first:
-            return
-        weights, folder = self._model.state_dict(), self._folder.path
+        with self._processes.together(), self._writing():
+            if self._processes.first:
+                self._write(shares)
+
+    def _write(self, shares: Sequence[Mapping[str, Any]]) -> None:
+        """What follows from the checkpoint comes before it, so that a killed run writes it again."""
+        folder, weights = self._folder.path, self._model.state_dict()
+        if self._best:
+            export_weights(folder / BEST_WEIGHTS, weights)
+        if self._epoch == self._recipe.epochs:
+            export_weights(folder / LAST_WEIGHTS, weights)
         state = {
+            "images": len(self._data),
             "batch": self._batch,
             "epoch": self._epoch,
             "step": self._step,
@@ -269,27 +308,32 @@ class Trainer:
             "scaler": self._scaler.state_dict(),
             "shares": shares,
         }
-        save_checkpoint(folder, state, best=best)
+        save_checkpoint(folder, state, best=self._best)
         self._note_kept()
         self._folder.write_metrics(self._rows)
-        finished = self._epoch == self._recipe.epochs
-        for name in [BEST] * best + [LAST] * finished:
-            export_weights((folder / name).with_suffix(".safetensors"), weights)
 
-    def load(self) -> None:
-        """Go on from the last checkpoint that can be read, if there is one."""
-        state, problems = load_last(self._folder.path)
-        for problem in problems:
-            self._display.say(f"{problem} The one before it is used.")
-        if state is None:
-            return
+    @property
+    def _best(self) -> bool:
+        """Whether an epoch has just ended whose score is higher than all before."""
+        scores = [row.get(self._task.best_by, -math.inf) for row in self._rows]
+        return self._step == 0 and scores[-1] > max(scores[:-1], default=-math.inf)
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        if state["images"] != len(self._data):
+            raise SettingsError(
+                f"the run was begun with {state['images']} images to train on, and now there are "
+                f"{len(self._data)}: give it those of then."
+            )
         if state["batch"] != self._batch:
             raise SettingsError(
                 f"the run was begun with {state['batch']} images a step, and these {self._processes.count} "
                 f"processes would take {self._batch}: start as many processes as then."
             )
-        self._model.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        try:
+            self._model.load_state_dict(state["model"])
+            self._optimizer.load_state_dict(state["optimizer"])
+        except (RuntimeError, ValueError) as error:
+            raise SettingsError(f"the checkpoint does not fit the recipe: {error}") from error
         self._scaler.load_state_dict(state["scaler"])
         self._epoch, self._step, self._rows = state["epoch"], state["step"], state["rows"]
         rank, shares = self._processes.rank, state["shares"]
@@ -300,10 +344,25 @@ class Trainer:
         self._note_kept()
 
     def _note_kept(self) -> None:
-        self.kept = (
-            f"The last good checkpoint is {self._folder.path / LAST}, "
-            f"after step {self._step} of epoch {self._epoch + 1}."
-        )
+        epoch, step = self._epoch, self._step
+        moment = f"step {step} of epoch {epoch + 1}" if step else f"epoch {epoch}"
+        self._kept = f"The last good checkpoint is {self._folder.path / LAST}, after {moment}."
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Say in words that the folder cannot be written to."""
+        try:
+            yield
+        except OSError as error:
+            remedy = "Make room" if error.errno in FULL_DISK else "Mend that"
+            raise RunStoppedError(
+                f"{self._folder.path} cannot be written to: {error.strerror}. {self._kept}\n"
+                f"{remedy}, then go on with --resume."
+            ) from error
+
+
+def _finite(model: nn.Module) -> bool:
+    return all(bool(value.isfinite().all()) for value in chain(model.parameters(), model.buffers()))
 
 
 def _random_state(device: torch.device) -> dict[str, Tensor]:
@@ -317,11 +376,3 @@ def _set_random_state(state: Mapping[str, Tensor], device: torch.device) -> None
     torch.set_rng_state(state["cpu"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
-
-
-def _set_up_torch(recipe: Recipe) -> None:
-    if recipe.threads is not None:
-        torch.set_num_threads(recipe.threads)
-    if recipe.deterministic:
-        torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.benchmark = False

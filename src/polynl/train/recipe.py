@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from polynl.errors import SettingsError
 from polynl.tasks.base import Part, Task
@@ -16,6 +16,7 @@ class OptimizerPart(Part):
     """How the weights move."""
 
     name: Literal["sgd", "adamw"] = "sgd"
+    """Stochastic gradient descent with momentum, or Adam with decoupled weight decay."""
     lr: float = Field(0.1, gt=0)
     """The learning rate at its highest, for a batch of `lr_batch`."""
     lr_batch: int | None = Field(None, gt=0)
@@ -24,24 +25,32 @@ class OptimizerPart(Part):
     """Of SGD."""
     nesterov: bool = False
     """Of SGD."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     """Of AdamW."""
     weight_decay: float = Field(1e-4, ge=0)
+    """Of matrices and kernels; `decay_norm_and_bias` is about the rest."""
     decay_norm_and_bias: bool = False
     """Whether vectors and scalars (norms, biases, a block's α and β) decay as well."""
     clip_norm: float | None = Field(None, gt=0)
     """Scale the gradient down to this norm where it is longer."""
+
+    @model_validator(mode="after")
+    def _momentum_for_nesterov(self) -> OptimizerPart:
+        if self.name == "sgd" and self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov needs a momentum above 0")
+        return self
 
 
 class Recipe(Part):
     """What every task's recipe has."""
 
     task: str
+    """What is learned."""
     epochs: int = Field(gt=0)
     """How often every image is seen."""
     batch: int | None = Field(None, gt=0)
     """Images in a step, over all processes together."""
-    batch_per_process: int | None = Field(None, gt=0)
+    batch_per_process: int | None = Field(None, gt=0, validate_default=True)
     """Instead of `batch`: images in a step in each process."""
     optimizer: OptimizerPart = OptimizerPart()
     schedule: SchedulePart = SchedulePart()
@@ -66,11 +75,22 @@ class Recipe(Part):
     checkpoint_every: int = Field(500, gt=0)
     """Steps between two checkpoints; there is one after every epoch as well."""
 
-    @model_validator(mode="after")
-    def _one_batch(self) -> Recipe:
-        if (self.batch is None) == (self.batch_per_process is None):
+    @field_validator("batch_per_process")
+    @classmethod
+    def _one_batch(cls, share: int | None, others: ValidationInfo) -> int | None:
+        if "batch" in others.data and (share is None) == (others.data["batch"] is None):
             raise ValueError("give one of batch (over all processes) and batch_per_process")
-        return self
+        return share
+
+    @field_validator("schedule")
+    @classmethod
+    def _rise_fits(cls, schedule: SchedulePart, others: ValidationInfo) -> SchedulePart:
+        epochs = others.data.get("epochs", schedule.warmup_epochs)
+        if schedule.warmup_epochs > epochs:
+            raise ValueError(
+                f"a rise over warmup_epochs={schedule.warmup_epochs:g} ends after epochs={epochs}"
+            )
+        return schedule
 
     def total_batch(self, processes: int) -> int:
         """Images in a step over all processes."""
@@ -97,6 +117,7 @@ class ClassificationRecipe(Recipe):
     """Images of one class each."""
 
     task: Literal["classification"]
+    """What is learned."""
     model: ClassifierPart = ClassifierPart()
     data: ClassificationData
     loss: LossPart = LossPart()

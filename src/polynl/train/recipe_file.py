@@ -6,67 +6,79 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from rich.markup import escape
 from rich.table import Table
 
 from polynl.errors import SettingsError, near_matches
 from polynl.train.recipe import RECIPES, Recipe
+from polynl.train.recipe_yaml import read_yaml, write_yaml
 
 BUILT_IN = Path(__file__).parent.parent / "recipes"
+# The key that says which keys are beside it, where there is a choice.
+CHOICE = "source"
 
 
-def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(path: str | Path, overrides: Sequence[str] = (), options: Sequence[str] = ()) -> Recipe:
     """The recipe in a file, with `["--optimizer.lr", "0.2", …]` in place of what it says.
 
-    A path that is not there is looked for among the recipes that come with polynl.
+    A path that is not there is looked for among the recipes that come with polynl. `options` are words that
+    may be meant by what is no key.
     """
-    file = find_recipe(path)
-    content = _with_bases(file, ())
-    for key, value in _parsed(overrides):
+    content = _with_bases(find_recipe(path), ())
+    # Another source drops the keys of the one before, and so goes first.
+    for key, value in sorted(_parsed(overrides, options), key=lambda given: given[0][-1] != CHOICE):
         _set(content, key, value)
-    return recipe_of(content, str(path))
+    return recipe_of(content, str(path), options)
 
 
-def recipe_of(content: Mapping[str, Any], name: str) -> Recipe:
+def recipe_of(content: Any, name: str, options: Sequence[str] = ()) -> Recipe:
     """The recipe of nested dicts; `name` is what an error calls them."""
+    if not isinstance(content, Mapping):
+        raise SettingsError(f"{name} is no recipe: expected keys and values, got {_kind(content)}.")
     task = content.get("task")
-    if task not in RECIPES:
+    if not isinstance(task, str) or task not in RECIPES:
         hint = near_matches(str(task), RECIPES)
         raise SettingsError(f"{name}: task must be one of {', '.join(RECIPES)}; got {task!r}.{hint}")
     try:
         return RECIPES[task].model_validate(content)
     except ValidationError as error:
-        raise SettingsError(_explained(error, RECIPES[task], name)) from None
+        raise SettingsError(_explained(error, RECIPES[task], name, options)) from None
 
 
 def to_yaml(recipe: Recipe) -> str:
     """The recipe with every key, as a file that gives the same recipe."""
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return write_yaml(recipe.model_dump(mode="json"))
 
 
 def find_recipe(path: str | Path) -> Path:
     """The file itself, or the one that polynl brings along under that name."""
-    for file in (Path(path), BUILT_IN / str(path).removeprefix("recipes/")):
-        for candidate in (file, file.with_name(f"{file.name}.yaml")):
+    name = str(path).removeprefix("recipes/")
+    places = (Path(path), BUILT_IN / name)
+    for place in places:
+        for candidate in (place, Path(f"{place}.yaml")):
             if candidate.is_file():
                 return candidate
+    for place in places:
+        if place.is_dir():
+            there = sorted(str(file.relative_to(place)) for file in place.glob("[!_.]*.yaml"))
+            inside = f" Recipes in it: {', '.join(there)}." if there else " There is no recipe in it."
+            raise SettingsError(f"{path or place} is a folder.{inside}")
     known = [str(file.relative_to(BUILT_IN)) for file in sorted(BUILT_IN.rglob("[!_]*.yaml"))]
     raise SettingsError(
-        f"there is no recipe {path}.{near_matches(str(path).removeprefix('recipes/'), known)}\n"
-        f"polynl comes with: {', '.join(known)}."
+        f"there is no recipe {path}.{near_matches(name, known)}\npolynl comes with: {', '.join(known)}."
     )
 
 
 def keys_table(recipe: Recipe) -> Table:
     """What `polynl train RECIPE --list-keys` shows."""
     table = Table(box=None)
-    for heading in ("key", "value", "meaning"):
-        table.add_column(heading, overflow="fold")
+    # A key is to be copied, so it stays in one piece.
+    table.add_column("key", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    table.add_column("meaning", overflow="fold")
     for key, value, meaning in keys_of(recipe):
-        shown = yaml.safe_dump(_plain(value)).removesuffix("...\n").strip()
-        table.add_row(f"--{key}", escape(shown), escape(meaning))
+        table.add_row(f"--{key}", escape(write_yaml(_plain(value), flow=True)), escape(meaning))
     return table
 
 
@@ -84,48 +96,64 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
 
 
+def _kind(content: Any) -> str:
+    return "nothing" if content is None else type(content).__name__
+
+
 def _with_bases(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     """The content of a file laid over that of the file its key `base` names."""
     if path.resolve() in seen:
         raise SettingsError(f"{path}: its bases lead back to itself.")
     try:
-        content = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
-        raise SettingsError(f"{seen[-1]}: there is no base {path}.") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise SettingsError(f"{path} cannot be read as YAML: {error}") from None
+        content = read_yaml(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path} is no text in UTF-8: {error.reason} at byte {error.start}.") from None
+    except (OSError, ValueError) as error:
+        said = error.strerror if isinstance(error, OSError) else error
+        raise SettingsError(f"{path} cannot be read as YAML: {said}.") from None
     if not isinstance(content, dict):
-        raise SettingsError(f"{path} is no recipe: expected keys and values, got {type(content).__name__}.")
+        raise SettingsError(f"{path} is no recipe: expected keys and values, got {_kind(content)}.")
     base = content.pop("base", None)
     if base is None:
         return content
-    return _merged(_with_bases(path.parent / str(base), (*seen, path.resolve())), content)
+    below = path.parent / str(base)
+    if not below.is_file():
+        raise SettingsError(f"{path}: there is no base {below}.")
+    return _merged(_with_bases(below, (*seen, path.resolve())), content)
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `base`, part by part; another source or `{}` replaces a part as a whole."""
+    if over.get(CHOICE, base.get(CHOICE)) != base.get(CHOICE):
+        return dict(over)
     merged = dict(base)
     for key, value in over.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        both = isinstance(value, Mapping) and value and isinstance(merged.get(key), Mapping)
         merged[key] = _merged(merged[key], value) if both else value
     return merged
 
 
-def _parsed(words: Sequence[str]) -> Iterator[tuple[list[str], Any]]:
+def _parsed(words: Sequence[str], options: Sequence[str]) -> Iterator[tuple[list[str], Any]]:
     """`--a.b value` and `--a.b=value` as a path of keys and a value as YAML has it; `-` is as good as `_`."""
     rest = list(words)
     while rest:
         word = rest.pop(0)
-        if not word.startswith("--") or len(word) < 3:
-            raise SettingsError(f"what is {word!r}? Keys of a recipe are given as --key value.")
-        key, equals, value = word[2:].partition("=")
+        key, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or not all(key.split(".")):
+            raise SettingsError(
+                f"what is {word!r}? Keys of a recipe are given as --key value, lists as --key [a,b]."
+            )
         if not equals:
             if not rest or rest[0].startswith("--"):
-                raise SettingsError(f"--{key} needs a value.")
+                raise SettingsError(f"--{key} needs a value.{near_matches(key, options)}")
             value = rest.pop(0)
         try:
-            yield key.replace("-", "_").split("."), yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise SettingsError(f"--{key} {value}: {error}") from None
+            read = read_yaml(value)
+        except ValueError as error:
+            raise SettingsError(f"--{key} {value}: {error}.") from None
+        # A file's name may have a # in it, at which YAML would stop.
+        bare = isinstance(read, str) and value[0] not in "'\"!&|>"
+        yield key.replace("-", "_").split("."), value if bare else read
 
 
 def _set(content: dict[str, Any], key: Sequence[str], value: Any) -> None:
@@ -136,44 +164,68 @@ def _set(content: dict[str, Any], key: Sequence[str], value: Any) -> None:
             name = ".".join(key[: number + 1])
             raise SettingsError(f"--{'.'.join(key)}: {name} is {inner!r} and has no keys below it.")
         content = inner
+    if last == CHOICE and content.get(last) != value:
+        content.clear()
     content[last] = value
 
 
-def _explained(error: ValidationError, recipe: type[Recipe], name: str) -> str:
+def _explained(error: ValidationError, recipe: type[Recipe], name: str, options: Sequence[str]) -> str:
     """All that is wrong, a line each: where, what was given, what was expected."""
-    lines = [f"{name}:"]
+    lines, listed = [f"{name}:"], set[str]()
     for problem in error.errors():
         key, siblings = _place(recipe, [str(part) for part in problem["loc"]])
+        folder, _, last = key.rpartition(".")
         if problem["type"] == "extra_forbidden":
-            lines.append(f"  {key}: there is no such key.{near_matches(key.split('.')[-1], siblings)}")
-            lines.append(f"    Keys here: {', '.join(siblings)}.")
-        elif problem["type"] == "missing":
-            lines.append(f"  {key}: is missing.")
+            others = options if not folder else ()
+            lines.append(f"  {key}: there is no such key.{near_matches(last, [*siblings, *others])}")
+            keys = f"    Keys here: {', '.join(siblings)}."
+            if keys not in listed:
+                lines.append(keys)
+                listed.add(keys)
         else:
-            said = problem["msg"].removeprefix("Value error, ")
-            given = (
-                "" if isinstance(problem["input"], Mapping | BaseModel) else f" (got {problem['input']!r})"
-            )
-            lines.append(f"  {key + ': ' if key else ''}{said}{given}")
+            lines.append(f"  {_said(key, problem)}")
     return "\n".join(lines)
+
+
+def _said(key: str, problem: Mapping[str, Any]) -> str:
+    kind, given, about = problem["type"], problem["input"], problem.get("ctx", {})
+    if kind == "missing":
+        return f"{key}: is missing."
+    if kind == "union_tag_not_found":
+        return f"{key}.{CHOICE}: is missing."
+    if kind == "union_tag_invalid":
+        choices, tag = about["expected_tags"].replace("'", "").split(", "), about["tag"]
+        hint = near_matches(tag, choices)
+        return f"{key}.{CHOICE}: must be one of {', '.join(choices)}; got {tag!r}.{hint}"
+    if kind == "value_error":  # one of ours, which says what was given
+        return f"{key}: {about['error']}"
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return f"{key}: expected keys and values (got {given!r})"
+    if kind in ("tuple_type", "list_type"):
+        return f"{key}: expected a list, as in [1, 2] (got {given!r})"
+    got = "" if isinstance(given, Mapping | BaseModel) else f" (got {given!r})"
+    return f"{key}: {problem['msg'].replace('Input should be', 'expected')}{got}"
 
 
 def _place(recipe: type[BaseModel], path: Sequence[str]) -> tuple[str, list[str]]:
     """The dotted key that pydantic's path means, and the keys that exist beside it.
 
-    Where one of several parts was chosen by its `source`, the path has that word in it, which is no key.
+    Where one of several parts was chosen by its source, the path has that word in it, which is no key.
     """
     keys: list[str] = []
+    siblings: list[str] = []
     parts = [recipe]
     for word in path:
-        tagged = [part for part in parts if word in get_args(_annotation(part, "source"))]
+        tagged = [part for part in parts if word in get_args(_annotation(part, CHOICE))]
         if len(parts) > 1 and tagged:
             parts = tagged
+            continue
+        if not parts and not word.isdigit():  # which type of several was tried on a value
             continue
         keys.append(word)
         siblings = list(dict.fromkeys(name for part in parts for name in part.model_fields))
         parts = [inner for part in parts for inner in _parts_in(_annotation(part, word))]
-    return ".".join(keys), siblings if keys else []
+    return ".".join(keys), siblings
 
 
 def _annotation(part: type[BaseModel], key: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from polynl.tasks.base import Part
 
@@ -14,6 +14,7 @@ class SchedulePart(Part):
     """How the learning rate goes over a run."""
 
     name: Literal["constant", "steps", "cosine"] = "steps"
+    """What follows the rise: nothing, a drop at each of the milestones, or half a cosine down to the end."""
     warmup_epochs: float = Field(0.0, ge=0)
     """Rise linearly to the full rate over so many epochs, step by step."""
     warmup_from: float = Field(0.0, ge=0, le=1)
@@ -24,6 +25,13 @@ class SchedulePart(Part):
     """Of `steps`."""
     final: float = Field(0.0, ge=0, le=1)
     """Of `cosine`: the part of the full rate that the run ends at."""
+
+    @field_validator("milestones")
+    @classmethod
+    def _rising(cls, milestones: tuple[int, ...]) -> tuple[int, ...]:
+        if any(later <= earlier for earlier, later in zip((0, *milestones), milestones, strict=False)):
+            raise ValueError(f"expected epochs above 0 in rising order; got {list(milestones)}")
+        return milestones
 
     def factor(self, step: int, steps_per_epoch: int, epochs: int) -> float:
         """What the highest learning rate is multiplied by at a step, counted from 0.
@@ -38,6 +46,7 @@ class SchedulePart(Part):
         if self.name == "steps":
             return self.gamma ** sum(step >= epoch * steps_per_epoch for epoch in self.milestones)
         if self.name == "cosine":
-            done = min(1.0, (step - warmup) / max(1.0, epochs * steps_per_epoch - warmup))
+            # The last step of the rise is at the full rate, though it comes before the warm-up's end.
+            done = min(1.0, max(0.0, step - warmup) / max(1.0, epochs * steps_per_epoch - warmup))
             return self.final + (1 - self.final) * (1 + math.cos(math.pi * done)) / 2
         return 1.0

@@ -1,0 +1,200 @@
+"""Scenes as files: an ImageFolder, and a COCO data set of the same images."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+from torchvision.transforms.v2.functional import to_pil_image
+
+from polynl.data.scenes import CATEGORIES, CLASSES, DIFFICULTIES, SPLITS, Instances, draw_scenes
+from polynl.errors import RunStoppedError, SettingsError, chosen
+from polynl.files import write_atomically
+
+ANNOTATIONS = "annotations"
+# Everything is written here first, and takes its place when it is complete.
+UNFINISHED = ".unfinished"
+DESCRIPTION = "scenes drawn by polynl"
+# How the annotations of an export begin: what begins otherwise is not ours to overwrite.
+_OURS = f'{{"info": {{"description": "{DESCRIPTION}"'
+_SIZES = range(16, 513)
+_SEEDS = range(2**32)
+
+
+@dataclass(frozen=True)
+class SceneFiles:
+    """What to export: numbers of scenes, their side in pixels, `DIFFICULTIES`, and the seed."""
+
+    images: int = 1000
+    val_images: int = 200
+    size: int = 128
+    difficulty: str = "medium"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for option, count in (("--images", self.images), ("--val-images", self.val_images)):
+            if count <= 0:
+                raise SettingsError(f"{option} {count}: expected a number above 0.")
+        for option, number, known in (("--size", self.size, _SIZES), ("--seed", self.seed, _SEEDS)):
+            if number not in known:
+                raise SettingsError(
+                    f"{option} {number}: expected a number from {known.start} to {known.stop - 1}."
+                )
+        chosen([self.difficulty], list(DIFFICULTIES), "difficulty")
+
+
+def export_scenes(scenes: SceneFiles, out: Path, console: Console, *, overwrite: bool = False) -> None:
+    """Write scenes to the folder `out`, the same bytes for the same options.
+
+    ImageFolder: `train/<class>/000123.png` and `val/<class>/000123.png`. COCO:
+    `annotations/instances_train.json` and `instances_val.json`, whose file names are relative to `train` and
+    `val`. Annotated is every item: figures, distractors and the cue.
+
+    All of it is written to `.unfinished` in `out`, and moved when it is complete, the annotations last: a
+    folder with annotations is whole, and what a kill leaves behind is not taken for a data set. With
+    `overwrite`, an earlier export stays until the new one is complete.
+    """
+    _check_free(out, overwrite=overwrite)
+    try:
+        missing = _write(scenes, out / UNFINISHED, console)
+        for name in (ANNOTATIONS, *SPLITS):
+            _remove(out / name)
+        for name in (*SPLITS, ANNOTATIONS):
+            os.replace(out / UNFINISHED / name, out / name)
+        (out / UNFINISHED).rmdir()
+    except OSError as error:
+        raise RunStoppedError(f"{out} cannot be written to: {error.strerror or error}.") from error
+    _tell(scenes, out, missing, console)
+
+
+def run_lengths(mask: Tensor) -> list[int]:
+    """COCO's uncompressed RLE of a mask (h, w): column by column, lengths of runs of 0, of 1, of 0, ….
+
+    >>> run_lengths(torch.tensor([[0, 1], [0, 1], [1, 0]]))
+    [2, 3, 1]
+    >>> run_lengths(torch.tensor([[1, 1]]))
+    [0, 2]
+    """
+    flat = mask.mT.flatten().int()
+    (starts,) = torch.where(flat.diff(prepend=flat.new_zeros(1)) != 0)
+    edges = torch.cat([starts.new_zeros(1), starts, starts.new_tensor([flat.numel()])])
+    return edges.diff().tolist()
+
+
+def _check_free(out: Path, *, overwrite: bool) -> None:
+    """Raise a SettingsError where there is something to lose in the folder."""
+    try:
+        names = {entry.name for entry in out.iterdir()}
+        if names <= {UNFINISHED}:
+            return
+        ours = UNFINISHED in names or _is_ours(out / ANNOTATIONS / "instances_train.json")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise SettingsError(f"--out: {out} cannot be used: {error.strerror}.") from None
+    if not ours:
+        raise SettingsError(
+            f"{out} holds files already, and not those of `polynl data scenes`: choose another --out."
+        )
+    if not overwrite:
+        raise SettingsError(
+            f"{out} holds scenes already: replace them by --overwrite, or choose another --out."
+        )
+
+
+def _is_ours(annotations: Path) -> bool:
+    try:
+        with open(annotations, "rb") as file:
+            return file.read(len(_OURS)) == _OURS.encode()
+    except FileNotFoundError:
+        return False
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _write(scenes: SceneFiles, folder: Path, console: Console) -> list[str]:
+    """Write both splits, or nothing; gives the folders of classes that have stayed empty."""
+    _remove(folder)
+    folder.mkdir(parents=True)
+    columns = (BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    try:
+        with bar:
+            for split, count in zip(SPLITS, (scenes.images, scenes.val_images), strict=True):
+                task = bar.add_task(split, total=count)
+                _write_split(scenes, split, count, folder, partial(bar.advance, task))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    classes = [f"{split}/{name}" for split in SPLITS for name in CLASSES]
+    return [name for name in classes if not any((folder / name).iterdir())]
+
+
+def _write_split(
+    scenes: SceneFiles, split: str, count: int, folder: Path, advance: Callable[[], None]
+) -> None:
+    for name in CLASSES:
+        (folder / split / name).mkdir(parents=True)
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    drawn = draw_scenes(count, size=scenes.size, difficulty=scenes.difficulty, split=split, seed=scenes.seed)
+    for batch, pictures in drawn:
+        for place, (picture, label) in enumerate(zip(pictures, batch.labels.tolist(), strict=True)):
+            number = len(images)
+            name = f"{CLASSES[label]}/{number:06}.png"
+            to_pil_image(picture).save(folder / split / name)
+            size = {"width": scenes.size, "height": scenes.size}
+            images.append({"id": number, "file_name": name, **size, "label": CLASSES[label]})
+            items = batch.instances(place, scenes.size)
+            annotations += _annotations(items, image=number, first=len(annotations) + 1)
+            advance()
+    content = {
+        "info": {"description": DESCRIPTION, "split": split, **asdict(scenes)},
+        "categories": [{"id": number, "name": name} for number, name in enumerate(CATEGORIES, 1)],
+        "images": images,
+        "annotations": annotations,
+    }
+    write_atomically(folder / ANNOTATIONS / f"instances_{split}.json", json.dumps(content) + "\n")
+
+
+def _annotations(items: Instances, *, image: int, first: int) -> Iterator[dict[str, Any]]:
+    boxes = torch.cat([items.boxes[:, :2], items.boxes[:, 2:] - items.boxes[:, :2]], 1).int().tolist()
+    for number, (mask, box, category) in enumerate(
+        zip(items.masks, boxes, items.categories.tolist(), strict=True), first
+    ):
+        yield {
+            "id": number,
+            "image_id": image,
+            "category_id": category + 1,
+            "bbox": box,
+            "area": int(mask.sum()),
+            "iscrowd": 0,
+            "segmentation": {"size": list(mask.shape), "counts": run_lengths(mask)},
+        }
+
+
+def _tell(scenes: SceneFiles, out: Path, missing: list[str], console: Console) -> None:
+    words = f"--data.size {scenes.size} --data.resize {scenes.size} --data.scale [1,1]"
+    lines = [
+        f"{scenes.images:,} scenes to train on and {scenes.val_images:,} to score on are in {out}.",
+        f"ImageFolder: polynl train folder/poly_nl --data.root {shlex.quote(str(out))} {words}",
+        f"COCO: {ANNOTATIONS}/instances_train.json is of the files in train/, instances_val.json in val/.",
+    ]
+    if missing:
+        lines.append(f"So few scenes leave classes empty, which ImageFolder refuses: {', '.join(missing)}.")
+    console.print(escape("\n".join(lines)), highlight=False, soft_wrap=True)

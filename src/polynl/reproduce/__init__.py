@@ -1,0 +1,1 @@
+"""`polynl reproduce`: the paper in miniature, on the user's own machine."""

@@ -1,0 +1,61 @@
+"""The options of `polynl reproduce`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from polynl.errors import SettingsError, chosen
+
+# Each with Top-1 and Top-5 of ResNet-50 on ImageNet as the paper reports them.
+PAPER = {
+    "none": ("no block", 75.62, 92.68),
+    "non_local": ("Non-local", 76.09, 93.00),
+    "tesa": ("TESA", 76.49, 93.05),
+    "latent_gnn": ("Latent-GNN", 75.28, 92.33),
+    "efficient_nl": ("Efficient-NL", 75.86, 93.02),
+    "poly_nl": ("Poly-NL", 76.30, 93.06),
+}
+# Enough to see that everything works, too little to learn anything.
+QUICK = ("--epochs", "2", "--data.images", "1280", "--data.val_images", "500")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproduceSettings:
+    """The paper in miniature: a small ResNet with no block and with each of five, trained, scored and timed.
+
+    Trains on scenes that polynl draws, or on the images of --data. Writes a table, JSON and figures to --out.
+    Keys of the recipes (recipes/scenes, recipes/folder) can be given as for `polynl train`: --epochs 8.
+    """
+
+    data: Path | None = None
+    """An ImageFolder, with train/<class>/ and val/<class>/, instead of the scenes."""
+    quick: bool = False
+    """A minute's check that everything works: too short to learn, so its accuracies mean nothing."""
+    blocks: tuple[str, ...] = tuple(PAPER)
+    """Which of them; the network without a block is always there, since the others are compared with it."""
+    seeds: tuple[int, ...] = (0,)
+    """Train with each of these seeds, and show the mean and the spread."""
+    jobs: int | None = None
+    """Trainings side by side; one for each CPU core unless given, and one on a GPU."""
+    out: Path = Path("runs/reproduce")
+    """Folder for the results and for every training."""
+    resume: bool = False
+    """Go on with what is in --out: trainings that have ended are kept."""
+    overwrite: bool = False
+    """Replace what is in --out."""
+
+    def __post_init__(self) -> None:
+        chosen(self.blocks, list(PAPER), "block")
+        if not self.seeds or min(self.seeds) < 0:
+            raise SettingsError(f"--seeds {' '.join(map(str, self.seeds))}: expected numbers from 0 on.")
+        if self.jobs is not None and self.jobs < 1:
+            raise SettingsError(f"--jobs {self.jobs}: expected a number above 0.")
+        if self.resume and self.overwrite:
+            raise SettingsError(
+                "--resume keeps what is in --out and --overwrite replaces it: give one of them."
+            )
+
+    def selected(self) -> list[str]:
+        """The blocks to train, the plain network first."""
+        return [name for name in PAPER if name == "none" or name in self.blocks]

@@ -1,0 +1,89 @@
+"""Files of weights that are damaged or no weights: a ValueError of one line, and the model as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from polynl.models.weights import damaged_entry, load_weights
+
+
+@pytest.fixture
+def layer() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(40, 30)
+
+
+def save(layer: nn.Module, path: Path) -> bytes:
+    state = layer.state_dict()
+    if path.suffix == ".safetensors":
+        save_file(state, path)
+    else:
+        torch.save(state, path, _use_new_zipfile_serialization=path.suffix != ".legacy")
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["w.pth", "w.safetensors", "w.legacy"])
+def test_a_whole_file_is_loaded(tmp_path: Path, layer: nn.Linear, name: str) -> None:
+    save(layer, tmp_path / name)
+    other = nn.Linear(40, 30)
+    load_weights(other, tmp_path / name)
+    assert torch.equal(other.weight, layer.weight)
+
+
+@pytest.mark.parametrize("name", ["w.pth", "w.safetensors", "w.legacy"])
+@pytest.mark.parametrize("part", [0.0, 0.001, 0.02, 0.5, 0.99])
+def test_a_file_cut_short(tmp_path: Path, layer: nn.Linear, name: str, part: float) -> None:
+    content = save(layer, tmp_path / name)
+    (tmp_path / name).write_bytes(content[: int(part * len(content))])
+    before = layer.weight.clone()
+    with pytest.raises(ValueError, match=f"{name}' is ") as caught:
+        load_weights(layer, tmp_path / name)
+    assert "\n" not in str(caught.value)
+    assert torch.equal(layer.weight, before)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"hello\n", b"\x00" * 100, b"\x80\x02}q\x00.", b"PK\x03\x04", b"(((("]
+)
+@pytest.mark.parametrize("name", ["w.pth", "w.safetensors"])
+def test_a_file_of_something_else(tmp_path: Path, layer: nn.Linear, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=name) as caught:
+        load_weights(layer, tmp_path / name)
+    assert str(caught.value).count("\n") <= 3
+
+
+def test_a_missing_file_is_a_missing_file(tmp_path: Path, layer: nn.Linear) -> None:
+    for name in ("w.pth", "w.safetensors"):
+        with pytest.raises(FileNotFoundError):
+            load_weights(layer, tmp_path / name)
+
+
+@pytest.mark.parametrize("wrapped", [{}, {"format": "of others"}])
+def test_checkpoints_of_others_need_no_sums(
+    tmp_path: Path, layer: nn.Linear, wrapped: dict[str, Any]
+) -> None:
+    try:
+        torch.serialization.set_crc32_options(False)
+        torch.save({"model": layer.state_dict(), **wrapped}, tmp_path / "w.pth")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    other = nn.Linear(40, 30)
+    load_weights(other, tmp_path / "w.pth")
+    assert torch.equal(other.weight, layer.weight)
+
+
+def test_damage_is_found_in_bytes_and_in_the_mark_of_a_folder(tmp_path: Path, layer: nn.Linear) -> None:
+    content, path = save(layer, tmp_path / "w.pth"), tmp_path / "w.pth"
+    assert damaged_entry(path) is None
+    weight = content.index(layer.weight.detach().numpy().tobytes())
+    mark = content.index(b"data/0", content.index(b"PK\x01\x02")) - len("w/") - 46 + 38
+    for place in (weight + 5, mark):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :])
+        assert damaged_entry(path) == "w/data/0"

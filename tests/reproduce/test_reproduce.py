@@ -1,0 +1,206 @@
+"""`polynl reproduce` trains, scores, times and writes; it goes on where it was stopped, and loses nothing."""
+
+import fcntl
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+from PIL import Image
+
+from polynl import cli
+from polynl.reproduce.costs import Cost
+from polynl.reproduce.results import Outcome, accuracy_table
+from polynl.reproduce.run import planned
+from polynl.reproduce.settings import PAPER, ReproduceSettings
+
+TINY = [
+    *(
+        "--epochs",
+        "1",
+        "--batch",
+        "32",
+        "--val-batch",
+        "20",
+        "--jobs",
+        "2",
+        "--model.arch-options.width",
+        "4",
+    ),
+    *("--data.images", "64", "--data.val-images", "40", "--data.size", "24"),
+]
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    code = 0
+    try:
+        cli.main(["reproduce", *map(str, words)])
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    out, err = capsys.readouterr()
+    return code, " ".join(out.split()), err
+
+
+def test_everything_is_trained_once_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "results"
+    code, shown, err = run(capsys, *TINY, "--blocks", "poly_nl", "--out", out)
+    assert (code, err) == (0, "")
+    content = json.loads((out / "results.json").read_text())
+    assert [outcome["block"] for outcome in content["outcomes"]] == ["none", "poly_nl"]
+    for outcome in content["outcomes"]:
+        folder = out / f"{outcome['block']}-seed0"
+        assert outcome["top1"] == [json.loads((folder / "metrics.json").read_text())[-1]["top1"]]
+        assert f"{outcome['top1'][0]:.1f}" in (out / "results.md").read_text()
+        assert f"{outcome['top1'][0]:.1f}" in shown
+        assert outcome["forward_seconds"] > 0
+        assert outcome["training_seconds"] > 0
+    plain, poly_nl = content["outcomes"]
+    assert poly_nl["parameters"] > plain["parameters"]
+    assert poly_nl["multiply_adds"] > plain["multiply_adds"]
+    for name in ("curves.png", "accuracy_and_cost.png"):
+        picture = matplotlib.image.imread(out / name)
+        assert picture.shape[0] > 400
+        assert picture[..., :3].std() > 0.05, "an empty picture"
+
+    code, _, err = run(capsys, *TINY, "--blocks", "poly_nl", "--out", out)
+    assert code == 2
+    assert "--resume" in err
+    weights = out / "poly_nl-seed0" / "last.safetensors"
+    written = weights.stat().st_mtime_ns
+    assert run(capsys, *TINY, "--blocks", "poly_nl", "--out", out, "--resume")[0] == 0
+    assert weights.stat().st_mtime_ns == written, "a finished training was trained again"
+
+    code, _, err = run(
+        capsys, *TINY, "--blocks", "poly_nl", "--out", out, "--resume", "--optimizer.lr", "0.5"
+    )
+    assert code == 2
+    assert "optimizer.lr: 0.008 → 0.5" in err
+    assert weights.stat().st_mtime_ns == written
+
+
+def test_a_training_that_fails_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.txt").write_text("keep")
+    words = (*TINY, "--blocks", "none", "--out", tmp_path, "--optimizer.lr", "1e30", "--epochs", "3")
+    code, _, err = run(capsys, *words)
+    assert code == 1
+    assert "no finite loss" in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "results.json").exists()
+    code, _, err = run(capsys, *TINY, "--blocks", "none", "--out", tmp_path, "--overwrite")
+    assert (code, err) == (0, "")
+    assert (tmp_path / "mine.txt").read_text() == "keep"
+
+
+def test_on_a_folder_of_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    generator = np.random.default_rng(0)
+    for split, count in (("train", 16), ("val", 5)):
+        for name in ("ant", "bee"):
+            folder = tmp_path / "insects" / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = generator.integers(0, 256, (32, 40, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    keys = ["--epochs", 1, "--batch", 16, "--model.arch-options", "{depth: 1, width: 4}"]
+    keys += ["--data.size", 24, "--data.resize", 28]
+    out = tmp_path / "out"
+    code, shown, err = run(capsys, "--data", tmp_path / "insects", "--blocks", "none", "--out", out, *keys)
+    assert (code, err) == (0, "")
+    assert "insects" in shown
+    (outcome,) = json.loads((out / "results.json").read_text())["outcomes"]
+    assert outcome["top1"][0] % 10 == 0, "ten images were scored"
+    assert "top5" not in outcome, "there are two classes"
+
+
+def test_sigterm_stops_the_trainings_too(tmp_path: Path) -> None:
+    words = [*TINY, "--epochs", "10000", "--blocks", "none", "--out", str(tmp_path)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "polynl", "reproduce", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    checkpoint = tmp_path / "none-seed0" / "last.pt"
+    _wait_for(checkpoint.exists)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 143
+    assert "--resume goes on" in err
+    written = checkpoint.stat().st_mtime_ns
+    # Whoever trains holds the folder's lock: nobody does.
+    with open(tmp_path / "none-seed0" / ".lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert checkpoint.stat().st_mtime_ns == written
+
+
+def _wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--blocks", "polynl"], "no block is called 'polynl'. Perhaps you meant poly_nl"),
+        (["--seeds", "-1"], "--seeds -1"),
+        (["--jobs", "0"], "--jobs 0"),
+        (["--resume", "--overwrite"], "give one of them"),
+        (["--data", "no/such/folder"], "there is no folder no/such/folder"),
+        (["--epoch", "3"], "epoch: there is no such key. Perhaps you meant epochs"),
+    ],
+)
+def test_what_cannot_be_run_is_said_before_anything_is_done(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run(capsys, "--out", tmp_path / "out", *words)
+    assert code == 2
+    assert message in " ".join(err.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_training_for_every_block_and_seed() -> None:
+    settings = ReproduceSettings(seeds=(0, 3), blocks=("tesa",))
+    trainings = planned(settings, ["--epochs", "7"], threads=1)
+    assert [(t.block, t.seed) for t in trainings] == [("none", 0), ("tesa", 0), ("none", 3), ("tesa", 3)]
+    assert {t.recipe.epochs for t in trainings} == {7}
+    assert [t.recipe.seed for t in trainings] == [0, 0, 3, 3]
+    assert len({t.folder for t in trainings}) == 4
+
+
+def test_table() -> None:
+    def outcome(block: str, *top1: float, cost: Cost) -> Outcome:
+        rows = [{"top1": 0.0, "seconds": 30.0}]
+        return Outcome(
+            block,
+            {seed: [*rows, {"top1": v, "seconds": 30.0}] for seed, v in enumerate(top1)},
+            cost,
+        )
+
+    table = accuracy_table(
+        "title",
+        [
+            outcome("none", 50.0, 52.0, cost=Cost(1000, 2_000_000, 1.0, 2.0)),
+            outcome("poly_nl", 70.0, 70.0, cost=Cost(1500, 2_500_000, 1.5, 2.2)),
+        ],
+    )
+    assert table.headings[:2] == ["", "Top-1"]
+    assert table.rows[0][:3] == ["no block", "51.0 ± 1.4", "1.0 k"]
+    assert table.rows[1] == ["+ Poly-NL", "70.0 ± 0.0", "1.5 k", "2.50 M", "1.50", "1.10", "76.30", "93.06"]
+
+
+def test_the_papers_figures() -> None:
+    assert {block: figures[1:] for block, figures in PAPER.items()} == {
+        "none": (75.62, 92.68),
+        "non_local": (76.09, 93.00),
+        "tesa": (76.49, 93.05),
+        "latent_gnn": (75.28, 92.33),
+        "efficient_nl": (75.86, 93.02),
+        "poly_nl": (76.30, 93.06),
+    }

@@ -1,0 +1,272 @@
+"""Two processes of torchrun learn what one learns, and what happens to one of them costs nothing."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_runs import run
+from torch import Tensor
+
+from polynl.train.checkpoint import load_checkpoint
+from polynl.train.recipe_file import load_recipe
+from polynl.train.sampler import Seeded, ShuffledShare, mixed
+from runs import (
+    BATCH,
+    EPOCHS,
+    STEPS,
+    Gate,
+    Runner,
+    Started,
+    alive,
+    copied,
+    figures,
+    make_images,
+    outcome,
+    wait_for_end,
+    write_recipe,
+)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="named pipes, /proc and resource limits")
+Weights = dict[str, Tensor]
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Iterator[Runner]:
+    runner = Runner(tmp_path)
+    yield runner
+    runner.clean_up()
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_images(tmp_path_factory.mktemp("data") / "images")
+
+
+@pytest.fixture(scope="module")
+def plain(images: Path) -> Path:
+    """Nothing in it depends on who has which image."""
+    model = {"arch": "small_resnet", "arch_options": {"width": 4}, "norm": "frozen"}
+    return write_recipe(images.parent / "plain.yaml", images, model=model, optimizer={"lr": 0.01})
+
+
+@pytest.fixture(scope="module")
+def random(images: Path) -> Path:
+    """Every process has its own dropout, its own batch statistics and its own share of a batch."""
+    return write_recipe(images.parent / "random.yaml", images, batch=None, batch_per_process=BATCH // 2)
+
+
+@pytest.fixture(scope="module")
+def plain_by_two(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As a user starts it."""
+    folder = tmp_path_factory.mktemp("plain")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
+    done = Runner(folder).command(*torchrun, "-m", "polynl", "train", plain, "--out", folder / "run")
+    assert done.wait() == 0, done.said
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def random_by_two(random: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("random")
+    done = Runner(folder).torchrun("train", random, "--out", folder / "run")
+    assert done.wait() == 0, done.said
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def plain_by_one(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("one")
+    done = Runner(folder).polynl("train", plain, "--out", folder / "run")
+    assert done.wait() == 0, done.said
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def exact(plain: Path) -> Weights:
+    """What the recipe says, in float64 and in so many words."""
+    recipe = load_recipe(plain)
+    task = recipe.build_task()
+    torch.manual_seed(mixed(recipe.seed))
+    model, data = task.model().double().train(), Seeded(task.train_set(), recipe.seed)
+    momenta = {name: torch.zeros_like(weight) for name, weight in model.named_parameters()}
+    for step in range(EPOCHS * STEPS):
+        epoch = step // STEPS
+        order = ShuffledShare(len(task.train_set()), batch=BATCH, rank=0, processes=1, seed=0, epoch=epoch)
+        batch = [data[key] for key in list(order)[step % STEPS]]
+        pixels = torch.stack([image for image, _ in batch]).double() / 255
+        mean, std = (torch.tensor(v)[:, None, None] for v in (task._data.mean, task._data.std))
+        logits = model((pixels - mean) / std)
+        chosen = logits.log_softmax(1)[range(BATCH), [label for _, label in batch]]
+        gradients = torch.autograd.grad(-chosen.mean(), list(model.parameters()))
+        lr = 0.01 * (1 + torch.cos(torch.tensor(torch.pi * step / (EPOCHS * STEPS)).double())) / 2
+        for (name, weight), gradient in zip(model.named_parameters(), gradients, strict=True):
+            decayed = gradient + 1e-4 * weight.detach() * (weight.ndim > 1)
+            momenta[name] = 0.9 * momenta[name] + decayed
+            weight.data -= lr * momenta[name]
+    return model.state_dict()
+
+
+def error(folder: Path, exact: Weights) -> float:
+    weights = load_file(folder / "last.safetensors")
+    return max((weights[name] - weight).abs().max().item() for name, weight in exact.items())
+
+
+def assert_one_message(run: Started, message: str) -> None:
+    """The first process says it, once; all else is torchrun's."""
+    ours = [line for line in run.complaints.splitlines() if line.startswith("polynl:")]
+    assert len(ours) == 1, run.complaints
+    assert message in ours[0]
+    assert "polynl/train" not in run.complaints, "there is a traceback of ours"
+
+
+def test_two_processes_learn_what_one_learns(plain_by_one: Path, plain_by_two: Path, exact: Weights) -> None:
+    # Both round at every step, in another order: their errors are alike.
+    assert 0 < error(plain_by_one, exact) < 1e-5
+    assert error(plain_by_two, exact) < 4 * error(plain_by_one, exact)
+    one, two = figures(plain_by_one), figures(plain_by_two)
+    for name in ("epoch", "step", "lr", "top1", "top5", "images", "skipped"):
+        assert [row[name] for row in one] == [row[name] for row in two], name
+    assert [float(row["loss"]) for row in one] == pytest.approx([float(row["loss"]) for row in two], rel=1e-6)
+    assert len({row["top1"] for row in one}) > 1, "there was something to score"
+
+
+def test_torchrun_stopped_and_gone_on_with_by_two_and_by_one(
+    runner: Runner,
+    plain: Path,
+    images: Path,
+    plain_by_one: Path,
+    plain_by_two: Path,
+    exact: Weights,
+    tmp_path: Path,
+    capsys: Any,
+) -> None:
+    out, gated = tmp_path / "run", copied(images, tmp_path / "images")
+    gate = Gate.at_step(gated, epoch=1, step=2, rank=1, processes=2)
+    begun = runner.torchrun("train", plain, "--out", out, "--data.root", gated)
+    gate.wait(begun, epoch=1)
+    workers = runner.note_workers(begun)
+    begun.send(signal.SIGTERM)
+    gate.open()
+    assert begun.wait() != 0
+    assert_one_message(
+        begun, f"stopped by SIGTERM. The last good checkpoint is {out}/last.pt, after step 3 of"
+    )
+    assert not any(map(alive, workers))
+    by_one = copied(out, tmp_path / "by_one")
+    resumed = runner.torchrun("train", plain, "--out", out, "--resume")
+    assert resumed.wait() == 0, resumed.said
+    assert outcome(out) == outcome(plain_by_two)
+    assert run(capsys, "train", plain, "--out", by_one, "--resume")[0] == 0
+    assert error(by_one, exact) < 4 * error(plain_by_one, exact)
+    assert [row["images"] for row in figures(by_one)] == [row["images"] for row in figures(plain_by_one)]
+
+
+def test_a_process_that_is_killed_is_started_again_and_nothing_is_lost(
+    runner: Runner, random: Path, images: Path, random_by_two: Path, tmp_path: Path, capsys: Any
+) -> None:
+    out, gated = tmp_path / "run", copied(images, tmp_path / "images")
+    gate = Gate.at_step(gated, epoch=1, step=2, rank=1, processes=2)
+    words = ["train", random, "--out", out, "--data.root", gated]
+    begun = runner.torchrun(*words, options=["--max-restarts", "2"])
+    for number in range(2):
+        # When they are started again, they go on from the end of the first epoch.
+        gate.wait(begun, epoch=1 - number)
+        workers = runner.note_workers(begun)
+        os.kill(workers[number], signal.SIGKILL)
+        gate.open(once=number == 0)
+        wait_for_end(workers)
+    assert begun.wait() == 0, begun.said
+    assert outcome(out) == outcome(random_by_two)
+    # One process takes half as many images with this recipe.
+    code, _, err = run(capsys, "train", random, "--out", out, "--resume")
+    assert code == 2
+    assert "was begun with 4 images a step, and these 1 processes would take 2" in err
+
+
+def test_torchrun_stopped_while_it_scores_loses_nothing(
+    runner: Runner, random: Path, images: Path, random_by_two: Path, tmp_path: Path
+) -> None:
+    out, gated = tmp_path / "run", copied(images, tmp_path / "images")
+    gate = Gate.in_scoring(gated)
+    begun = runner.torchrun("train", random, "--out", out, "--data.root", gated)
+    gate.wait(begun)
+    # It is enough to tell one of them.
+    os.kill(runner.note_workers(begun)[1], signal.SIGTERM)
+    gate.open()
+    assert begun.wait() != 0
+    assert_one_message(begun, "stopped by SIGTERM")
+    assert load_checkpoint(out / "last.pt")["step"] == STEPS
+    resumed = runner.torchrun("train", random, "--out", out, "--resume")
+    assert resumed.wait() == 0, resumed.said
+    assert outcome(out) == outcome(random_by_two)
+
+
+def test_processes_whose_torchrun_was_killed_save_and_stop(
+    runner: Runner, plain: Path, images: Path, tmp_path: Path
+) -> None:
+    out, gated = tmp_path / "run", copied(images, tmp_path / "images")
+    gate = Gate.at_step(gated, epoch=0, step=1, rank=1, processes=2)
+    begun = runner.torchrun("train", plain, "--out", out, "--data.root", gated)
+    gate.wait(begun)
+    workers = runner.note_workers(begun)
+    begun.send(signal.SIGKILL)
+    begun.wait()
+    assert all(map(alive, workers))
+    gate.open()
+    wait_for_end(workers)
+    assert_one_message(begun, "stopped since torchrun has ended")
+    state = load_checkpoint(out / "last.pt")
+    assert (state["epoch"], state["step"]) == (0, 2)
+
+
+def test_a_full_disk_stops_both_processes_with_one_message(
+    runner: Runner, plain: Path, images: Path, tmp_path: Path
+) -> None:
+    out, gated = tmp_path / "run", copied(images, tmp_path / "images")
+    gate = Gate.at_step(gated, epoch=1, step=0, rank=1, processes=2)
+    begun = runner.torchrun("train", plain, "--out", out, "--data.root", gated)
+    gate.wait(begun, epoch=1)
+    for worker in runner.note_workers(begun):
+        resource.prlimit(worker, resource.RLIMIT_FSIZE, (20_000, 20_000))
+    gate.open()
+    assert begun.wait() != 0
+    assert_one_message(begun, "cannot be written to: File too large. The last good checkpoint is")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (["--model.norm", "sync"], "model.norm: sync needs GPUs"),
+        (["--batch", "5"], "batch: 5 images cannot be shared evenly by 2 processes"),
+        ([], "holds a run already"),
+    ],
+)
+def test_a_mistake_is_told_once_and_touches_nothing(
+    keys: list[str], message: str, runner: Runner, plain: Path, plain_by_two: Path, tmp_path: Path
+) -> None:
+    """Also where torchrun tries it again."""
+    out = tmp_path / "run"
+    if not keys:
+        copied(plain_by_two, out)
+    before = times(out)
+    refused = runner.torchrun(
+        "train", plain, "--out", out, *keys, options=["--max-restarts", "1"][: 2 * (not keys)]
+    )
+    assert refused.wait() != 0
+    ours = [line for line in refused.complaints.splitlines() if line.startswith("polynl:")]
+    assert len(ours) == (1 if keys else 2)
+    assert all(message in line for line in ours)
+    assert times(out) == before
+
+
+def times(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != ".lock"}
