@@ -163,7 +163,9 @@ class ImageFolderPart(Part):
             classes[split] = {entry.name for entry in folder.iterdir() if entry.is_dir()}
             if len(classes[split]) < 2:
                 found = ", ".join(classes[split]) or "none"
-                raise SettingsError(f"data.root: {folder} needs at least two folders of classes; found {found}.")
+                raise SettingsError(
+                    f"data.root: {folder} needs two folders of classes or more; found {found}."
+                )
         odd = sorted(classes[self.train] ^ classes[self.val])
         if odd:
             raise SettingsError(
