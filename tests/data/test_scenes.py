@@ -133,7 +133,8 @@ def test_the_answer_is_any_figure_whatever_it_looks_like(difficulty: str) -> Non
     for name, kinds in local.items():
         for kind in kinds.unique().tolist():
             assert fair(chosen[kinds == kind], 1 / figures), (name, kind)
-    for names, number in ((batch.labels, len(CLASSES)), (colour_names(batch)[:, -1], len(COLOURS))):
+    colours = DIFFICULTIES[difficulty].colours
+    for names, number in ((batch.labels, len(CLASSES)), (colour_names(batch)[:, -1], colours)):
         assert all(fair(names == name, 1 / number) for name in range(number))
 
 
@@ -284,7 +285,7 @@ def test_guessing_is_the_best_sum_of_local_evidence(difficulty: str) -> None:
     expected = thrown.mean(1, keepdim=True)
     chi2, mean = ((thrown - expected) ** 2 / expected).sum().item(), len(sets) * (figures - 1)
     assert abs(chi2 - mean) < 5 * math.sqrt(2 * mean)
-    for cue in range(len(COLOURS)):
+    for cue in range(DIFFICULTIES[difficulty].colours):
         for shape in range(len(CLASSES)):
             there = (names[:, -1] == cue) & (batch.shapes[:, :figures] == shape).any(1)
             assert fair(batch.labels[there] == shape, 1 / figures), (cue, shape)
@@ -292,15 +293,16 @@ def test_guessing_is_the_best_sum_of_local_evidence(difficulty: str) -> None:
 
 @EVERY_DIFFICULTY
 def test_a_classifier_of_local_evidence_learns_to_guess(difficulty: str) -> None:
-    """Its answers differ from guessing by the noise in its weights alone. With two figures, each of 15 × 15
-    pairs of shapes and colours moves its share of right answers by a quarter up or down: together by less
-    than 6 · 1/4 / √225 = 0.1, and with three figures by less, since they have more pairs."""
-    figures = DIFFICULTIES[difficulty].figures
+    """Its answers differ from guessing by the noise in its weights alone. With two figures, each pair of
+    shapes with a pair of colours moves its share of right answers by a quarter up or down: m of them together
+    by less than 6 · 1/4 / √m, and with three figures by less, since they have more pairs."""
+    figures, colours = DIFFICULTIES[difficulty].figures, DIFFICULTIES[difficulty].colours
+    pairs = math.comb(len(CLASSES), 2) * math.comb(colours, 2)
     known, fresh = sampled(20_000, difficulty, seed=1), sampled(20_000, difficulty, seed=2)
     weights = logistic_regression(local_evidence(known, figures), known.labels)
     logits = local_evidence(fresh, figures) @ weights
     accuracy = (logits.argmax(1) == fresh.labels).float().mean().item()
-    assert abs(accuracy - 1 / figures) < 0.1
+    assert abs(accuracy - 1 / figures) < 6 / 4 / math.sqrt(pairs)
     losses = F.cross_entropy(logits, fresh.labels, reduction="none")
     assert losses.mean() > math.log(figures) - 5 * losses.std() / len(losses) ** 0.5
     named = (fresh.shapes[:, :figures] == logits.argmax(1)[:, None]).any(1)

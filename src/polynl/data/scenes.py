@@ -46,6 +46,8 @@ class Difficulty:
     """What makes a scene harder to read; who has to guess among the figures is right once in `figures`."""
 
     figures: int
+    colours: int
+    """Of `COLOURS`, so many that figures may have; the fewer, the sooner a network learns to compare them."""
     distractors: int
     smallest: float
     """Radius of the smallest figure; the largest is `LARGEST`."""
@@ -59,13 +61,9 @@ class Difficulty:
 
 
 DIFFICULTIES = {
-    "easy": Difficulty(figures=2, distractors=0, smallest=0.12, turn=0.0, tint=0.0, shading=0.0, noise=0.02),
-    "medium": Difficulty(
-        figures=2, distractors=2, smallest=0.11, turn=0.2, tint=0.05, shading=0.1, noise=0.04
-    ),
-    "hard": Difficulty(
-        figures=3, distractors=4, smallest=0.10, turn=0.25, tint=0.10, shading=0.2, noise=0.06
-    ),
+    "easy": Difficulty(2, 3, 0, smallest=0.12, turn=0.0, tint=0.00, shading=0.0, noise=0.02),
+    "medium": Difficulty(2, 4, 2, smallest=0.11, turn=0.2, tint=0.05, shading=0.1, noise=0.04),
+    "hard": Difficulty(3, 6, 4, smallest=0.10, turn=0.25, tint=0.10, shading=0.2, noise=0.06),
 }
 
 # Lengths are fractions of the image's side. A turned figure reaches a little beyond its radius: with the
@@ -142,7 +140,7 @@ def sample_scenes(count: int, difficulty: Difficulty, generator: torch.Generator
         return torch.rand(count, among, generator=generator).argsort(1)[:, :number]
 
     figures, distractors = difficulty.figures, difficulty.distractors
-    shapes, colours = distinct(figures, len(CLASSES)), distinct(figures, len(COLOURS))
+    shapes, colours = distinct(figures, len(CLASSES)), distinct(figures, difficulty.colours)
     answer = torch.randint(figures, (count, 1), generator=generator)
     other_shapes = torch.randint(len(CLASSES), (count, distractors), generator=generator)
     cue_shape = torch.full((count, 1), len(CLASSES))
@@ -206,7 +204,7 @@ class Scenes(Dataset[tuple[Tensor, int]]):
     >>> scenes = Scenes(4, size=48, difficulty="easy", split="val", seed=0)
     >>> image, label = scenes[0]
     >>> tuple(image.shape), CLASSES[label]
-    ((3, 48, 48), 'ring')
+    ((3, 48, 48), 'disc')
     >>> [CATEGORIES[number] for number in scenes.instances(0).categories]
     ['ring', 'disc', 'cue']
     """

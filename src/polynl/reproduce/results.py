@@ -66,7 +66,7 @@ def accuracy_table(title: str, outcomes: Sequence[Outcome]) -> Table:
             ]
         )
     paper = ["paper's Top-1", "paper's Top-5"]
-    headings = ["", *scores.values(), "parameters", "multiply-adds", "forward", "step", *paper]
+    headings = ["", *scores.values(), "params", "MACs", "forward", "step", *paper]
     return Table(title, headings, rows)
 
 
