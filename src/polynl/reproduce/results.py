@@ -55,18 +55,16 @@ def accuracy_table(title: str, outcomes: Sequence[Outcome]) -> Table:
         cost = outcome.cost
         rows.append(
             [
-                label if outcome.block == "none" else f"+ {label}",
+                label,
                 *(with_spread(outcome.last(score)) for score in scores),
                 f"{cost.parameters / 1e3:.1f} k",
                 f"{cost.multiply_adds / 1e6:.2f} M",
                 f"{cost.forward_seconds / plain.forward_seconds:.2f}",
                 f"{cost.training_seconds / plain.training_seconds:.2f}",
-                f"{top1:.2f}",
-                f"{top5:.2f}",
+                f"{top1:.2f}/{top5:.2f}",
             ]
         )
-    paper = ["paper's Top-1", "paper's Top-5"]
-    headings = ["", *scores.values(), "params", "MACs", "forward", "step", *paper]
+    headings = ["", *scores.values(), "params", "MACs", "forward", "step", "paper"]
     return Table(title, headings, rows)
 
 

@@ -27,8 +27,8 @@ from polynl.train.run_folder import RECIPE, RunFolder
 RESULTS = "results.json"
 NOTE = (
     "Top-1 and Top-5: percent of held-out images, after the last epoch. MACs: multiply-adds for one image. "
-    "Forward, step: time of the network in inference and in training, divided by that without a block. The "
-    "paper's figures are those of ResNet-50 on ImageNet: another task than this one."
+    "Forward, step: time of the network in inference and in training, divided by that without a block. "
+    "Paper: Top-1/Top-5 of ResNet-50 on ImageNet, another task than this one."
 )
 QUICK_NOTE = "With --quick there is no time to learn: these accuracies mean nothing."
 
