@@ -1,4 +1,4 @@
-"""Two processes of torchrun learn what one learns, and what happens to one of them costs nothing."""
+"""Processes of torchrun learn what one learns, and what happens to one of them costs nothing."""
 
 from __future__ import annotations
 
@@ -12,17 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from small_runs import run
-from torch import Tensor
-
-from polynl.train.checkpoint import load_checkpoint
-from polynl.train.recipe_file import load_recipe
-from polynl.train.sampler import Seeded, ShuffledShare, mixed
-from runs import (
+from real_runs import (
     BATCH,
     EPOCHS,
     STEPS,
+    TRAIN_IMAGES,
     Gate,
     Runner,
     Started,
@@ -34,6 +28,13 @@ from runs import (
     wait_for_end,
     write_recipe,
 )
+from safetensors.torch import load_file
+from small_runs import run
+from torch import Tensor
+
+from polynl.train.checkpoint import load_checkpoint
+from polynl.train.recipe_file import load_recipe
+from polynl.train.sampler import Seeded, ShuffledShare, mixed
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="named pipes, /proc and resource limits")
 Weights = dict[str, Tensor]
@@ -60,8 +61,11 @@ def plain(images: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def random(images: Path) -> Path:
-    """Every process has its own dropout, its own batch statistics and its own share of a batch."""
-    return write_recipe(images.parent / "random.yaml", images, batch=None, batch_per_process=BATCH // 2)
+    """Every process has its own dropout, its own batch statistics and its own share of a batch.
+
+    It is for three of them: the sum of two gradients is the same in either order.
+    """
+    return write_recipe(images.parent / "random.yaml", images, batch=None, batch_per_process=1)
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +79,9 @@ def plain_by_two(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def random_by_two(random: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def random_by_three(random: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("random")
-    done = Runner(folder).torchrun("train", random, "--out", folder / "run")
+    done = Runner(folder).torchrun("train", random, "--out", folder / "run", processes=3)
     assert done.wait() == 0, done.said
     return folder / "run"
 
@@ -120,11 +124,11 @@ def error(folder: Path, exact: Weights) -> float:
     return max((weights[name] - weight).abs().max().item() for name, weight in exact.items())
 
 
-def assert_one_message(run: Started, message: str) -> None:
-    """The first process says it, once; all else is torchrun's."""
+def assert_one_message(run: Started, message: str, *, times: int = 1) -> None:
+    """The first process says it, each time they are started; all else is torchrun's."""
     ours = [line for line in run.complaints.splitlines() if line.startswith("polynl:")]
-    assert len(ours) == 1, run.complaints
-    assert message in ours[0]
+    assert len(ours) == times, run.complaints
+    assert all(message in line for line in ours), run.complaints
     assert "polynl/train" not in run.complaints, "there is a traceback of ours"
 
 
@@ -150,7 +154,7 @@ def test_torchrun_stopped_and_gone_on_with_by_two_and_by_one(
     capsys: Any,
 ) -> None:
     out, gated = tmp_path / "run", copied(images, tmp_path / "images")
-    gate = Gate.at_step(gated, epoch=1, step=2, rank=1, processes=2)
+    gate = Gate.at_step(gated, epoch=1, step=2)
     begun = runner.torchrun("train", plain, "--out", out, "--data.root", gated)
     gate.wait(begun, epoch=1)
     workers = runner.note_workers(begun)
@@ -171,50 +175,50 @@ def test_torchrun_stopped_and_gone_on_with_by_two_and_by_one(
 
 
 def test_a_process_that_is_killed_is_started_again_and_nothing_is_lost(
-    runner: Runner, random: Path, images: Path, random_by_two: Path, tmp_path: Path, capsys: Any
+    runner: Runner, random: Path, images: Path, random_by_three: Path, tmp_path: Path, capsys: Any
 ) -> None:
     out, gated = tmp_path / "run", copied(images, tmp_path / "images")
-    gate = Gate.at_step(gated, epoch=1, step=2, rank=1, processes=2)
+    gate = Gate.at_step(gated, epoch=1, step=2, batch=3)
     words = ["train", random, "--out", out, "--data.root", gated]
-    begun = runner.torchrun(*words, options=["--max-restarts", "2"])
+    begun = runner.torchrun(*words, processes=3, restarts=2)
     for number in range(2):
         # When they are started again, they go on from the end of the first epoch.
         gate.wait(begun, epoch=1 - number)
         workers = runner.note_workers(begun)
-        os.kill(workers[number], signal.SIGKILL)
+        os.kill(workers[2 - number], signal.SIGKILL)
         gate.open(once=number == 0)
         wait_for_end(workers)
     assert begun.wait() == 0, begun.said
-    assert outcome(out) == outcome(random_by_two)
-    # One process takes half as many images with this recipe.
+    assert outcome(out) == outcome(random_by_three)
+    # With this recipe one process takes one image.
     code, _, err = run(capsys, "train", random, "--out", out, "--resume")
     assert code == 2
-    assert "was begun with 4 images a step, and these 1 processes would take 2" in err
+    assert "was begun with 3 images a step, and these 1 processes would take 1" in err
 
 
 def test_torchrun_stopped_while_it_scores_loses_nothing(
-    runner: Runner, random: Path, images: Path, random_by_two: Path, tmp_path: Path
+    runner: Runner, random: Path, images: Path, random_by_three: Path, tmp_path: Path
 ) -> None:
     out, gated = tmp_path / "run", copied(images, tmp_path / "images")
     gate = Gate.in_scoring(gated)
-    begun = runner.torchrun("train", random, "--out", out, "--data.root", gated)
+    begun = runner.torchrun("train", random, "--out", out, "--data.root", gated, processes=3)
     gate.wait(begun)
-    # It is enough to tell one of them.
+    # It is enough to tell one of them, and not the one that speaks.
     os.kill(runner.note_workers(begun)[1], signal.SIGTERM)
     gate.open()
     assert begun.wait() != 0
     assert_one_message(begun, "stopped by SIGTERM")
-    assert load_checkpoint(out / "last.pt")["step"] == STEPS
-    resumed = runner.torchrun("train", random, "--out", out, "--resume")
+    assert load_checkpoint(out / "last.pt")["step"] == TRAIN_IMAGES // 3
+    resumed = runner.torchrun("train", random, "--out", out, "--resume", processes=3)
     assert resumed.wait() == 0, resumed.said
-    assert outcome(out) == outcome(random_by_two)
+    assert outcome(out) == outcome(random_by_three)
 
 
 def test_processes_whose_torchrun_was_killed_save_and_stop(
     runner: Runner, plain: Path, images: Path, tmp_path: Path
 ) -> None:
     out, gated = tmp_path / "run", copied(images, tmp_path / "images")
-    gate = Gate.at_step(gated, epoch=0, step=1, rank=1, processes=2)
+    gate = Gate.at_step(gated, epoch=0, step=1)
     begun = runner.torchrun("train", plain, "--out", out, "--data.root", gated)
     gate.wait(begun)
     workers = runner.note_workers(begun)
@@ -232,7 +236,7 @@ def test_a_full_disk_stops_both_processes_with_one_message(
     runner: Runner, plain: Path, images: Path, tmp_path: Path
 ) -> None:
     out, gated = tmp_path / "run", copied(images, tmp_path / "images")
-    gate = Gate.at_step(gated, epoch=1, step=0, rank=1, processes=2)
+    gate = Gate.at_step(gated, epoch=1, step=0)
     begun = runner.torchrun("train", plain, "--out", out, "--data.root", gated)
     gate.wait(begun, epoch=1)
     for worker in runner.note_workers(begun):
@@ -243,28 +247,28 @@ def test_a_full_disk_stops_both_processes_with_one_message(
 
 
 @pytest.mark.parametrize(
-    ("keys", "message"),
+    ("keys", "restarts", "message"),
     [
-        (["--model.norm", "sync"], "model.norm: sync needs GPUs"),
-        (["--batch", "5"], "batch: 5 images cannot be shared evenly by 2 processes"),
-        ([], "holds a run already"),
+        (["--model.norm", "sync", "--overwrite"], 0, "model.norm: sync needs GPUs"),
+        (["--batch", "5", "--overwrite"], 0, "batch: 5 images cannot be shared evenly by 2 processes"),
+        # What it is told to start again is a run of others.
+        ([], 1, "holds a run already"),
     ],
 )
 def test_a_mistake_is_told_once_and_touches_nothing(
-    keys: list[str], message: str, runner: Runner, plain: Path, plain_by_two: Path, tmp_path: Path
+    keys: list[str],
+    restarts: int,
+    message: str,
+    runner: Runner,
+    plain: Path,
+    plain_by_two: Path,
+    tmp_path: Path,
 ) -> None:
-    """Also where torchrun tries it again."""
-    out = tmp_path / "run"
-    if not keys:
-        copied(plain_by_two, out)
+    out = copied(plain_by_two, tmp_path / "run")
     before = times(out)
-    refused = runner.torchrun(
-        "train", plain, "--out", out, *keys, options=["--max-restarts", "1"][: 2 * (not keys)]
-    )
+    refused = runner.torchrun("train", plain, "--out", out, *keys, restarts=restarts)
     assert refused.wait() != 0
-    ours = [line for line in refused.complaints.splitlines() if line.startswith("polynl:")]
-    assert len(ours) == (1 if keys else 2)
-    assert all(message in line for line in ours)
+    assert_one_message(refused, message, times=1 + restarts)
     assert times(out) == before
 
 

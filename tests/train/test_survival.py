@@ -16,13 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import run
-
-from polynl.tasks.classification import Classification
-from polynl.train import interruption
-from polynl.train.checkpoint import load_checkpoint
-from polynl.train.interruption import Interruption
-from runs import (
+from real_runs import (
     STEPS,
     Gate,
     Runner,
@@ -32,6 +26,12 @@ from runs import (
     outcome,
     write_recipe,
 )
+from small_runs import run
+
+from polynl.tasks.classification import Classification
+from polynl.train import interruption
+from polynl.train.checkpoint import load_checkpoint
+from polynl.train.interruption import Interruption
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="named pipes, /proc and resource limits")
 KILLED = -signal.SIGKILL
@@ -113,7 +113,7 @@ def test_a_run_stopped_again_and_again_ends_as_if_it_never_was(
         start = runner.polynl if number > 1 or workers else lambda *w: runner.command("-m", "polynl", *w)
         begun = start(*words, *keys)
         gate.wait(begun)
-        begun.send(kind)
+        begun.send(kind, to_group=True)
         gate.open()
         assert begun.wait() == 128 + kind, begun.said
         assert f"stopped by {kind.name}. The last good checkpoint is {out}/last.pt" in begun.complaints

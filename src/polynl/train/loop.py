@@ -35,6 +35,7 @@ from polynl.train.interruption import Interruption
 from polynl.train.loading import Reader
 from polynl.train.optimizer import build_optimizer
 from polynl.train.processes import Processes, joined
+from polynl.train.random_state import random_state, set_random_state, without_trace
 from polynl.train.recipe import Recipe
 from polynl.train.run_folder import RunFolder
 from polynl.train.sampler import Seeded, ShuffledShare, mixed
@@ -101,7 +102,7 @@ class Trainer:
         self._scaler = torch.amp.GradScaler(processes.device.type, enabled=recipe.precision == "float16")
         # Dropout differs between processes, as their images do.
         torch.manual_seed(mixed(recipe.seed, processes.rank))
-        self._wrapped = self._model
+        self._wrapped, self._settled = self._model, False
         self._reader = Reader(
             Seeded(self._data, recipe.seed),
             partial(task.collate, training=True),
@@ -172,9 +173,9 @@ class Trainer:
     def _train_step(self, batch: Batch) -> dict[str, float]:
         for group in self._optimizer.param_groups:
             group["lr"] = self._lr(self._done)
-        with autocast(self._recipe, self._processes.device):
-            batch = batch.to(self._processes.device, channels_last=self._recipe.channels_last)
-            losses = self._task.losses(self._wrapped, batch)
+        if self._processes.count > 1 and not self._settled:
+            self._settle(batch)
+        losses = self._losses(batch)
         self._optimizer.zero_grad()
         self._scaler.scale(torch.stack(list(losses.values())).sum()).backward()
         values = {name: loss.item() for name, loss in losses.items()}
@@ -189,6 +190,20 @@ class Trainer:
         self._scaler.step(self._optimizer)
         self._scaler.update()
         return values
+
+    def _losses(self, batch: Batch) -> dict[str, Tensor]:
+        with autocast(self._recipe, self._processes.device):
+            batch = batch.to(self._processes.device, channels_last=self._recipe.channels_last)
+            return self._task.losses(self._wrapped, batch)
+
+    def _settle(self, batch: Batch) -> None:
+        """Take a step for nothing: in its first one, DDP finds out in which order to add gradients up.
+
+        A run that goes on would else add them up in another order than one that was never stopped.
+        """
+        with without_trace(self._model, self._processes.device):
+            torch.stack(list(self._losses(batch).values())).sum().backward()
+        self._settled = True
 
     def _end_epoch(self) -> None:
         """Score, note the epoch's figures, and save."""
@@ -284,7 +299,7 @@ class Trainer:
         (broken,) = self._processes.any(not _finite(self._model))
         if broken:
             self._refuse(f"weights that are not finite after step {self._step} of epoch {self._epoch + 1}")
-        share = {"random": _random_state(self._processes.device), "totals": asdict(self._totals)}
+        share = {"random": random_state(self._processes.device), "totals": asdict(self._totals)}
         shares = self._processes.gathered(share)
         with self._processes.together(), self._writing():
             if self._processes.first:
@@ -338,7 +353,7 @@ class Trainer:
         self._epoch, self._step, self._rows = state["epoch"], state["step"], state["rows"]
         rank, shares = self._processes.rank, state["shares"]
         if len(shares) == self._processes.count:
-            _set_random_state(shares[rank]["random"], self._processes.device)
+            set_random_state(shares[rank]["random"], self._processes.device)
         # With another number of processes than then, shares are put together.
         self._totals = Totals.of(share["totals"] for share in shares[rank :: self._processes.count])
         self._note_kept()
@@ -363,16 +378,3 @@ class Trainer:
 
 def _finite(model: nn.Module) -> bool:
     return all(bool(value.isfinite().all()) for value in chain(model.parameters(), model.buffers()))
-
-
-def _random_state(device: torch.device) -> dict[str, Tensor]:
-    state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def _set_random_state(state: Mapping[str, Tensor], device: torch.device) -> None:
-    torch.set_rng_state(state["cpu"])
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)

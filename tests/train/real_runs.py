@@ -108,16 +108,16 @@ class Gate:
         self._replace(os.mkfifo)
 
     @classmethod
-    def at_step(cls, images: Path, *, epoch: int, step: int, rank: int = 0, processes: int = 1) -> Gate:
-        """In front of a step; epochs and steps are counted from 0."""
-        kinds = {"batch": BATCH, "rank": rank, "processes": processes, "seed": 0}
-        (_, index), *_ = list(ShuffledShare(TRAIN_IMAGES, epoch=epoch, **kinds))[step]
+    def at_step(cls, images: Path, *, epoch: int, step: int, batch: int = BATCH) -> Gate:
+        """In front of a step, all of it counted from 0; of several processes, the last one waits for it."""
+        order = ShuffledShare(TRAIN_IMAGES, batch=batch, rank=0, processes=1, seed=0, epoch=epoch)
+        *_, (_, index) = list(order)[step]
         return cls(sorted((images / "train").rglob("*.png"))[index])
 
     @classmethod
     def in_scoring(cls, images: Path) -> Gate:
-        """Behind the first images that are scored on."""
-        return cls(sorted((images / "val").rglob("*.png"))[VAL_IMAGES // 2])
+        """In the midst of scoring; of three processes, the second waits for it."""
+        return cls(sorted((images / "val").rglob("*.png"))[7])
 
     def wait(self, run: Started, *, epoch: int = 0) -> None:
         """Until a process reads the image; in the epochs before the one of that number it gets it."""
@@ -180,8 +180,9 @@ class Started:
     def running(self) -> bool:
         return self._process.poll() is None
 
-    def send(self, number: int) -> None:
-        os.kill(self.pid, number)
+    def send(self, number: int, *, to_group: bool = False) -> None:
+        """`to_group`: to the processes that it started as well, as a terminal does."""
+        (os.killpg if to_group else os.kill)(self.pid, number)
 
     def wait(self) -> int:
         """The exit code; negative, the signal that killed it."""
@@ -215,8 +216,8 @@ class Runner:
     def polynl(self, *words: object, **hooks: Any) -> Started:
         return self._forked(run_polynl, words, hooks)
 
-    def torchrun(self, *words: object, options: Sequence[str] = ()) -> Started:
-        return self._forked(run_torchrun, options, words)
+    def torchrun(self, *words: object, processes: int = 2, restarts: int = 0) -> Started:
+        return self._forked(run_torchrun, processes, restarts, words)
 
     def command(self, *command: object) -> Started:
         """A command as a user types it, seconds of imports included."""
@@ -283,15 +284,16 @@ class _Death:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def run_torchrun(options: Sequence[str], words: Sequence[object]) -> None:
-    """`torchrun OPTIONS --nproc-per-node 2 -m polynl WORDS`."""
+def run_torchrun(processes: int, restarts: int, words: Sequence[object]) -> None:
+    """`torchrun --standalone --nproc-per-node PROCESSES --max-restarts RESTARTS -m polynl WORDS`."""
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
     # Without it a restart may meet addresses of the processes before.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     subprocess_handler.SubprocessHandler._popen = _torchrun_worker  # type: ignore[method-assign]
-    run.main(["--standalone", "--nproc-per-node", "2", *options, "-m", "polynl", *map(str, words)])
+    options = ["--standalone", f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
+    run.main([*options, "-m", "polynl", *map(str, words)])
 
 
 def _torchrun_worker(handler: Any, command: Sequence[str], environment: Mapping[str, str]) -> Any:
