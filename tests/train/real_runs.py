@@ -252,6 +252,7 @@ class Runner:
 
 def _as_leader(log: Path, method: str, function: Callable[..., None], *arguments: Any) -> None:
     os.setsid()
+    heed_signals()
     # What a process has that was not forked from a server of forks.
     multiprocessing.set_start_method(method, force=True)
     for number, suffix in ((1, ".out"), (2, ".err")):
@@ -303,11 +304,16 @@ def _torchrun_worker(handler: Any, command: Sequence[str], environment: Mapping[
 
 def _as_worker(environment: Mapping[str, str], words: Sequence[str]) -> None:
     os.setsid()
+    heed_signals()
+    os.environ.update(environment)
+    run_polynl(words, {})
+
+
+def heed_signals() -> None:
+    """As a process does whom nobody told otherwise: no torchrun, no shell that runs it in the background."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
-    os.environ.update(environment)
-    run_polynl(words, {})
 
 
 def copied(folder: Path, to: Path) -> Path:

@@ -136,7 +136,7 @@ def test_a_run_stopped_again_and_again_ends_as_if_it_never_was(
 def test_a_signal_that_is_passed_on_counts_once_and_a_later_one_ends_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with Interruption() as interrupted:
+    with handled(signal.SIGINT, signal.default_int_handler), Interruption() as interrupted:
         assert not interrupted.requested
         for _ in range(3):  # `timeout`, torchrun and others send what their group has got already
             signal.raise_signal(signal.SIGINT)
@@ -147,14 +147,20 @@ def test_a_signal_that_is_passed_on_counts_once_and_a_later_one_ends_the_process
 
 
 def test_what_was_to_be_ignored_stays_ignored() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
-    try:
+    with handled(signal.SIGHUP, signal.SIG_IGN):  # as `nohup` does
         with Interruption() as interrupted:
             signal.raise_signal(signal.SIGHUP)
             assert not interrupted.requested
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+@contextlib.contextmanager
+def handled(number: int, handler: Any) -> Iterator[None]:
+    before = signal.signal(number, handler)
+    try:
+        yield
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(number, before)
 
 
 # kill -9
