@@ -107,7 +107,7 @@ def test_on_a_folder_of_images(tmp_path: Path, capsys: pytest.CaptureFixture[str
                 pixels = generator.integers(0, 256, (32, 40, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(folder / f"{number}.png")
     keys = ["--epochs", 1, "--batch", 16, "--model.arch-options", "{depth: 1, width: 4}"]
-    keys += ["--data.size", 24, "--data.resize", 28]
+    keys += ["--data.size", 24, "--data.resize", 28, "--workers", 1]
     out = tmp_path / "out"
     code, shown, err = run(capsys, "--data", tmp_path / "insects", "--blocks", "none", "--out", out, *keys)
     assert (code, err) == (0, "")

@@ -65,7 +65,7 @@ def train_all(trainings: Sequence[Training], jobs: int, console: Console) -> Non
                 while waiting and len(running) < jobs:
                     number = waiting.pop(0)
                     arguments = (number, trainings[number], news, os.getpid())
-                    running[number] = context.Process(target=_train, args=arguments, daemon=True)
+                    running[number] = context.Process(target=_train, args=arguments)
                     running[number].start()
                 _show(news, progress, bars)
                 for number in [n for n, process in running.items() if not process.is_alive()]:
