@@ -208,12 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         _run(COMMANDS, "polynl", words)
-    except SettingsError as error:
-        Console(stderr=True).print(
-            f"[bold red]polynl:[/] {escape(str(error))}", highlight=False, soft_wrap=True
-        )
-        raise SystemExit(2) from None
-    except RunStoppedError as error:
+    except (SettingsError, RunStoppedError) as error:
         Console(stderr=True).print(
             f"[bold red]polynl:[/] {escape(str(error))}", highlight=False, soft_wrap=True
         )

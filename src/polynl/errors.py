@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 class SettingsError(ValueError):
     """Options, a recipe or files that cannot be run."""
 
+    exit_code = 2
+
 
 class RunStoppedError(RuntimeError):
     """A run that ended before its end; the message says why, what is kept, and how to go on."""
