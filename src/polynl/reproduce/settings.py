@@ -17,7 +17,7 @@ PAPER = {
     "poly_nl": ("Poly-NL", 76.30, 93.06),
 }
 # Enough to see that everything works, too little to learn anything.
-QUICK = ("--epochs", "2", "--data.images", "1280", "--data.val_images", "500")
+QUICK = ("--epochs", "2", "--data.images", "640", "--data.val_images", "250")
 
 
 @dataclass(frozen=True, kw_only=True)
