@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -108,9 +109,9 @@ class Recipe(Part):
         reference = self.optimizer.lr_batch
         return self.optimizer.lr if reference is None else self.optimizer.lr * batch / reference
 
+    @abstractmethod
     def build_task(self) -> Task:
         """The task, with nothing built yet."""
-        raise NotImplementedError
 
 
 class ClassificationRecipe(Recipe):
