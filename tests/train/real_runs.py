@@ -24,6 +24,7 @@ import torch
 import yaml
 from PIL import Image
 
+from polynl.train.checkpoint import load_checkpoint
 from polynl.train.sampler import ShuffledShare
 
 CLASSES, TRAIN_IMAGES, VAL_IMAGES = 6, 25, 13
@@ -319,3 +320,18 @@ def heed_signals() -> None:
 def copied(folder: Path, to: Path) -> Path:
     shutil.copytree(folder, to)
     return to
+
+
+def at(checkpoint: Path) -> tuple[int, int]:
+    """Epochs and steps done."""
+    state = load_checkpoint(checkpoint)
+    return state["epoch"], state["step"]
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def assert_short(message: str, lines: int = 3) -> None:
+    assert len(message.splitlines()) <= lines, message
+    assert "Traceback" not in message, message

@@ -6,7 +6,6 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from real_runs import (
     alive,
     copied,
     figures,
-    make_images,
     outcome,
     wait_for_end,
     write_recipe,
@@ -38,18 +36,6 @@ from polynl.train.sampler import Seeded, ShuffledShare, mixed
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="named pipes, /proc and resource limits")
 Weights = dict[str, Tensor]
-
-
-@pytest.fixture
-def runner(tmp_path: Path) -> Iterator[Runner]:
-    runner = Runner(tmp_path)
-    yield runner
-    runner.clean_up()
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_images(tmp_path_factory.mktemp("data") / "images")
 
 
 @pytest.fixture(scope="module")
