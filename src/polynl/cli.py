@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from polynl.bench.settings import LayerSettings, NetSettings
-from polynl.errors import RunStoppedError, SettingsError, chosen
+from polynl.errors import RunStoppedError, SettingsError, check_resume_or_overwrite, chosen
 from polynl.reproduce.settings import ReproduceSettings
 
 
@@ -98,10 +98,7 @@ class Train:
         from polynl.train.loop import train
         from polynl.train.recipe_file import find_recipe, keys_table, load_recipe
 
-        if self.resume and self.overwrite:
-            raise SettingsError(
-                "--resume keeps the run in --out and --overwrite replaces it: give one of them."
-            )
+        check_resume_or_overwrite(resume=self.resume, overwrite=self.overwrite)
         recipe, file = load_recipe(self.recipe, self.keys, _options(self)), find_recipe(self.recipe)
         if self.list_keys:
             console.print(keys_table(recipe))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 
 class SettingsError(ValueError):
@@ -34,3 +35,23 @@ def chosen(names: Iterable[str], choices: Sequence[str], kind: str) -> list[str]
             hint = near_matches(name, choices)
             raise SettingsError(f"no {kind} is called {name!r}.{hint}\nThere are: {', '.join(choices)}.")
     return names
+
+
+def check_resume_or_overwrite(*, resume: bool, overwrite: bool, kept: str = "the run in --out") -> None:
+    """Raise a SettingsError where both are asked for; `kept` is what they are about."""
+    if resume and overwrite:
+        raise SettingsError(f"--resume keeps {kept} and --overwrite replaces it: give one of them.")
+
+
+def occupied(path: Path, holds: str = "a run", *, it: str = "it") -> SettingsError:
+    """The error where something would be lost; `it` is the word for what the path holds."""
+    return SettingsError(
+        f"{path} holds {holds} already: go on with {it} by --resume, replace {it} by --overwrite, "
+        "or choose another --out."
+    )
+
+
+def begun_otherwise(path: Path, begun_with: str, changed: Iterable[str]) -> SettingsError:
+    """The error where a run would go on as another one; `changed` has a line for every difference."""
+    lines = "\n".join(f"  {line}" for line in changed)
+    return SettingsError(f"{path} was begun with {begun_with}, and one run has one:\n{lines}")

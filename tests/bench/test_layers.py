@@ -192,7 +192,7 @@ def test_another_run_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     run_layers(replace(TINY, out=tmp_path), quiet())
     with pytest.raises(SettingsError, match=r"other settings.*\n  runs: 3 → 4\n  seed: 0 → 1"):
         run_layers(replace(TINY, out=tmp_path, resume=True, runs=4, seed=1), quiet())
-    monkeypatch.setattr(layers, "environment", lambda _: {"cpu": "another"})
+    monkeypatch.setattr(runner, "environment", lambda _: {"cpu": "another"})
     with pytest.raises(SettingsError, match=r"other environment.*\n(.*\n)*.*cpu: .* → another"):
         run_layers(replace(TINY, out=tmp_path, resume=True), quiet())
 

@@ -1,15 +1,13 @@
-"""What the tests of training share: a tiny recipe, the command line, and a folder of small images."""
+"""What the tests of training share: a tiny recipe and a folder of small images."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from PIL import Image
 from rich.console import Console
 
-from polynl import cli
 from polynl.train.recipe import Recipe
 from polynl.train.recipe_file import load_recipe
 
@@ -20,16 +18,6 @@ SILENT = Console(quiet=True)
 def tiny(*overrides: str) -> Recipe:
     """The recipe in tiny.yaml, keys replaced as on the command line."""
     return load_recipe(TINY, overrides)
-
-
-def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
-    """Exit code, output and errors of `polynl …`."""
-    code = 0
-    try:
-        cli.main([str(word) for word in words])
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
-    return code, *capsys.readouterr()
 
 
 def image_folder(root: Path, classes: int, images: int = 2, side: int = 20) -> Path:

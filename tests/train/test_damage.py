@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import run
 from real_runs import (
     STEPS,
     Gate,
@@ -27,7 +28,6 @@ from real_runs import (
     half_written,
     outcome,
 )
-from small_runs import run
 
 from polynl.tasks.classification import Classification
 from polynl.train.checkpoint import load_checkpoint

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import run
 from real_runs import (
     BATCH,
     EPOCHS,
@@ -27,7 +28,6 @@ from real_runs import (
     write_recipe,
 )
 from safetensors.torch import load_file
-from small_runs import run
 from torch import Tensor
 
 from polynl.train.checkpoint import load_checkpoint
@@ -110,6 +110,17 @@ def error(folder: Path, exact: Weights) -> float:
     return max((weights[name] - weight).abs().max().item() for name, weight in exact.items())
 
 
+def held(
+    runner: Runner, recipe: Path, images: Path, folder: Path, *, epoch: int, step: int
+) -> tuple[Started, Gate, list[int]]:
+    """Two processes that train in `folder`/run and wait in front of a step; their ids come last."""
+    gated = copied(images, folder / "images")
+    gate = Gate.at_step(gated, epoch=epoch, step=step)
+    begun = runner.torchrun("train", recipe, "--out", folder / "run", "--data.root", gated)
+    gate.wait(begun, epoch=epoch)
+    return begun, gate, runner.note_workers(begun)
+
+
 def assert_one_message(run: Started, message: str, *, times: int = 1) -> None:
     """The first process says it, each time they are started; all else is torchrun's."""
     ours = [line for line in run.complaints.splitlines() if line.startswith("polynl:")]
@@ -139,11 +150,8 @@ def test_torchrun_stopped_and_gone_on_with_by_two_and_by_one(
     tmp_path: Path,
     capsys: Any,
 ) -> None:
-    out, gated = tmp_path / "run", copied(images, tmp_path / "images")
-    gate = Gate.at_step(gated, epoch=1, step=2)
-    begun = runner.torchrun("train", plain, "--out", out, "--data.root", gated)
-    gate.wait(begun, epoch=1)
-    workers = runner.note_workers(begun)
+    out = tmp_path / "run"
+    begun, gate, workers = held(runner, plain, images, tmp_path, epoch=1, step=2)
     begun.send(signal.SIGTERM)
     gate.open()
     assert begun.wait() != 0
@@ -203,29 +211,22 @@ def test_torchrun_stopped_while_it_scores_loses_nothing(
 def test_processes_whose_torchrun_was_killed_save_and_stop(
     runner: Runner, plain: Path, images: Path, tmp_path: Path
 ) -> None:
-    out, gated = tmp_path / "run", copied(images, tmp_path / "images")
-    gate = Gate.at_step(gated, epoch=0, step=1)
-    begun = runner.torchrun("train", plain, "--out", out, "--data.root", gated)
-    gate.wait(begun)
-    workers = runner.note_workers(begun)
+    begun, gate, workers = held(runner, plain, images, tmp_path, epoch=0, step=1)
     begun.send(signal.SIGKILL)
     begun.wait()
     assert all(map(alive, workers))
     gate.open()
     wait_for_end(workers)
     assert_one_message(begun, "stopped since torchrun has ended")
-    state = load_checkpoint(out / "last.pt")
+    state = load_checkpoint(tmp_path / "run" / "last.pt")
     assert (state["epoch"], state["step"]) == (0, 2)
 
 
 def test_a_full_disk_stops_both_processes_with_one_message(
     runner: Runner, plain: Path, images: Path, tmp_path: Path
 ) -> None:
-    out, gated = tmp_path / "run", copied(images, tmp_path / "images")
-    gate = Gate.at_step(gated, epoch=1, step=0)
-    begun = runner.torchrun("train", plain, "--out", out, "--data.root", gated)
-    gate.wait(begun, epoch=1)
-    for worker in runner.note_workers(begun):
+    begun, gate, workers = held(runner, plain, images, tmp_path, epoch=1, step=0)
+    for worker in workers:
         resource.prlimit(worker, resource.RLIMIT_FSIZE, (20_000, 20_000))
     gate.open()
     assert begun.wait() != 0

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import run
 from safetensors.torch import load_file
-from small_runs import SILENT, TINY, image_folder, run, tiny
+from small_runs import SILENT, TINY, image_folder, tiny
 from torch import Tensor, nn
 
 from polynl.errors import RunStoppedError

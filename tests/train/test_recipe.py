@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from small_runs import TINY, image_folder, run, tiny
+from command_line import run
+from small_runs import TINY, image_folder, tiny
 from torch import nn
 
 from polynl import inserted

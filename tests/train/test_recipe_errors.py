@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import TINY, image_folder, run
+from command_line import run
+from small_runs import TINY, image_folder
 
 from polynl.tasks import classification
 from polynl.train import loop

@@ -18,9 +18,10 @@ import pytest
 import torch
 import torchvision
 import yaml
+from command_line import run
 from rich.console import Console
 from safetensors.torch import load_file
-from small_runs import SILENT, TINY, image_folder, run, tiny
+from small_runs import SILENT, TINY, image_folder, tiny
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import polynl

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import run
 from real_runs import (
     STEPS,
     Gate,
@@ -22,7 +23,6 @@ from real_runs import (
     half_written,
     outcome,
 )
-from small_runs import run
 
 from polynl.train import interruption
 from polynl.train.checkpoint import load_checkpoint

@@ -15,7 +15,6 @@ from polynl.bench.report import as_markdown, as_rich, layer_tables, size_of, ski
 from polynl.bench.results import Point, Results
 from polynl.bench.runner import maps, measured, opened
 from polynl.bench.settings import LayerSettings
-from polynl.environment import environment
 from polynl.files import write_atomically
 
 STEPS: tuple[Step, ...] = ("forward", "training")
@@ -27,15 +26,8 @@ def run_layers(settings: LayerSettings, console: Console) -> Results:
         torch.set_num_threads(settings.threads)
     cases = selected_cases(settings, console)
     path = settings.out / "layers.json"
-    fresh = Results(
-        kind="layers",
-        command=settings.command("bench", "layers"),
-        settings=settings.measured(),
-        environment=environment(settings.device),
-        methods={case.name: {"label": case.label} for case in cases},
-        reference=REFERENCE,
-    )
-    results = opened(path, fresh, settings)
+    methods = {case.name: {"label": case.label} for case in cases}
+    results = opened(path, settings, kind="layers", methods=methods, reference=REFERENCE)
     itemsize = getattr(torch, settings.dtype).itemsize
     inputs = functools.lru_cache(maxsize=1)(lambda shape: maps(shape, settings))
 

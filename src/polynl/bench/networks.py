@@ -25,10 +25,10 @@ from polynl.bench.report import (
 from polynl.bench.results import Measurement, Point, Results
 from polynl.bench.runner import maps, measured, opened
 from polynl.bench.settings import NetSettings
-from polynl.environment import environment
 from polynl.errors import SettingsError, chosen
 from polynl.files import write_atomically
-from polynl.models.classifiers import PLACEMENTS, resnet
+from polynl.models.classifiers import resnet
+from polynl.models.placements import PLACEMENTS
 
 PLAIN = "plain"
 BlockBuilder = Callable[[int], nn.Module]
@@ -64,15 +64,7 @@ def run_networks(settings: NetSettings, console: Console) -> Results:
     chosen(settings.placements, network.placements, "placement")
     variants = selected_variants(settings)
     path = settings.out / "nets.json"
-    fresh = Results(
-        kind="nets",
-        command=settings.command("bench", "nets"),
-        settings=settings.measured(),
-        environment=environment(settings.device),
-        methods={},
-        reference=PLAIN,
-    )
-    results = opened(path, fresh, settings)
+    results = opened(path, settings, kind="nets", methods={}, reference=PLAIN)
     models = {method: _built(network, *variant, settings.seed) for method, variant in variants.items()}
     for method, (block, placement) in variants.items():
         label = network.label if block is None else f"{BY_NAME[block].label} at {placement}"

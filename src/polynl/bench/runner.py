@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -17,27 +18,34 @@ from polynl.bench.measure import Task, interleaved_seconds, task, timed
 from polynl.bench.memory import peak_bytes
 from polynl.bench.results import Measurement, Point, Results, differences
 from polynl.bench.settings import Settings
-from polynl.errors import SettingsError
+from polynl.environment import environment
+from polynl.errors import begun_otherwise, occupied
 
 WARMUP = 2
 SLOW = "one step takes"
 
 
-def opened(path: Path, fresh: Results, settings: Settings) -> Results:
+def opened(
+    path: Path, settings: Settings, *, kind: str, methods: dict[str, dict[str, Any]], reference: str
+) -> Results:
     """The run to go on with: the one in the file under --resume, else a fresh one that destroys none."""
+    fresh = Results(
+        kind=kind,
+        command=settings.command("bench", kind),
+        settings=settings.measured(),
+        environment=environment(settings.device),
+        methods=methods,
+        reference=reference,
+    )
     if not path.exists() or settings.overwrite:
         return fresh
     if not settings.resume:
-        raise SettingsError(
-            f"{path} holds a run already: go on with it by --resume, replace it by --overwrite, "
-            "or choose another --out."
-        )
+        raise occupied(path)
     old = Results.load(path)
     for what in ("settings", "environment"):
         changed = differences(getattr(old, what), getattr(fresh, what))
         if changed:
-            lines = "\n".join(f"  {line}" for line in changed)
-            raise SettingsError(f"{path} was begun with other {what}, and one run has one:\n{lines}")
+            raise begun_otherwise(path, f"other {what}", changed)
     return old
 
 

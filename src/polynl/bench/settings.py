@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from polynl.bench.cases import BY_NAME, CASES
-from polynl.errors import SettingsError, chosen
+from polynl.errors import SettingsError, check_resume_or_overwrite, chosen
 
 # They say where a run is kept and not what it measures.
 ABOUT_THE_FILE = ("out", "resume", "overwrite")
@@ -44,10 +44,7 @@ class Settings:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             self._check(field.name, getattr(self, field.name))
-        if self.resume and self.overwrite:
-            raise SettingsError(
-                "--resume keeps the run in --out and --overwrite replaces it: give one of them."
-            )
+        check_resume_or_overwrite(resume=self.resume, overwrite=self.overwrite)
         if self.device == "cuda" and not torch.cuda.is_available():
             raise SettingsError("--device cuda: PyTorch sees no CUDA device here.")
 

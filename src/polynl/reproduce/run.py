@@ -13,7 +13,7 @@ from rich.console import Console
 
 from polynl.bench.report import as_rich, markdown_rows, origin
 from polynl.environment import environment
-from polynl.errors import SettingsError
+from polynl.errors import occupied
 from polynl.files import write_atomically
 from polynl.reproduce.costs import Cost, measured_costs
 from polynl.reproduce.figures import save_figures
@@ -83,10 +83,7 @@ def _prepare(settings: ReproduceSettings, trainings: Sequence[Training]) -> None
         for training in begun:
             shutil.rmtree(training.folder)
     elif begun or (settings.out / RESULTS).exists():
-        raise SettingsError(
-            f"{settings.out} holds results already: go on with them by --resume, replace them by "
-            "--overwrite, or choose another --out."
-        )
+        raise occupied(settings.out, "results", it="them")
 
 
 def _costs(trainings: Sequence[Training]) -> dict[str, Cost]:

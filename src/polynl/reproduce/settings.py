@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from polynl.errors import SettingsError, chosen
+from polynl.errors import SettingsError, check_resume_or_overwrite, chosen
 
 # Each with Top-1 and Top-5 of ResNet-50 on ImageNet as the paper reports them.
 PAPER = {
@@ -51,10 +51,7 @@ class ReproduceSettings:
             raise SettingsError(f"--seeds {' '.join(map(str, self.seeds))}: expected numbers from 0 on.")
         if self.jobs is not None and self.jobs < 1:
             raise SettingsError(f"--jobs {self.jobs}: expected a number above 0.")
-        if self.resume and self.overwrite:
-            raise SettingsError(
-                "--resume keeps what is in --out and --overwrite replaces it: give one of them."
-            )
+        check_resume_or_overwrite(resume=self.resume, overwrite=self.overwrite, kept="what is in --out")
 
     def selected(self) -> list[str]:
         """The blocks to train, the plain network first."""

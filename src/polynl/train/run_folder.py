@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from polynl.environment import environment
-from polynl.errors import SettingsError
+from polynl.errors import SettingsError, begun_otherwise, occupied
 from polynl.files import write_atomically
 from polynl.train.checkpoint import BEST, BEST_WEIGHTS, DAMAGED, FRESH, LAST, LAST_WEIGHTS, PREVIOUS
 from polynl.train.curves import Curves
@@ -45,10 +45,7 @@ class RunFolder:
         """See whether a run can begin here or go on; until `close`, others are kept out."""
         begun = self._begun
         if begun and not resume and not overwrite:
-            raise SettingsError(
-                f"{self.path} holds a run already: go on with it by --resume, replace it by --overwrite, "
-                "or choose another --out."
-            )
+            raise occupied(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._take_lock()
@@ -139,8 +136,8 @@ class RunFolder:
         keys = [key for key in dict.fromkeys([*old, *new]) if key not in HARMLESS]
         changed = [key for key in keys if old.get(key) != new.get(key)]
         if changed:
-            lines = "\n".join(f"  {key}: {old.get(key)} → {new.get(key)}" for key in changed)
-            raise SettingsError(f"{self.path} was begun with another recipe, and one run has one:\n{lines}")
+            lines = [f"{key}: {old.get(key)} → {new.get(key)}" for key in changed]
+            raise begun_otherwise(self.path, "another recipe", lines)
 
     def _clear(self, *, half_written: bool = False) -> None:
         """Remove the run, if there is one, or only what a killed process left half written."""
