@@ -6,6 +6,7 @@ import os
 import pickle
 import zipfile
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -14,29 +15,44 @@ from torch import Tensor, nn
 from polynl.models.insert import inserted
 
 
-def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
+def load_weights(model: nn.Module, path: str | os.PathLike[str], without: Sequence[str] = ()) -> None:
     """Load a state dict from a file that has all of the model's keys; an inserted block may be missing whole.
 
-    Values are converted to the model's dtype. If something does not fit, nothing is loaded.
+    Values are converted to the model's dtype. If something does not fit, nothing is loaded. Modules named in
+    `without`, a classifier for other classes for one, stay as they are, whatever the file has of them.
     """
-    model.load_state_dict(fitting_weights(model, path), strict=False)
+    model.load_state_dict(fitting_weights(model, path, without), strict=False)
 
 
-def fitting_weights(model: nn.Module, path: str | os.PathLike[str]) -> dict[str, Tensor]:
+def fitting_weights(
+    model: nn.Module, path: str | os.PathLike[str], without: Sequence[str] = ()
+) -> dict[str, Tensor]:
     """What `load_weights` would load; a ValueError says what does not fit."""
-    own, state = model.state_dict(), _read(path)
-    absent = tuple(f"{name}." for name in inserted(model) if not any(k.startswith(f"{name}.") for k in state))
-    # Files older than PyTorch 0.4.1 and frozen norms have no num_batches_tracked; it changes no output.
-    counters = {key for key in own.keys() | state.keys() if key.endswith(".num_batches_tracked")}
+    left_out = tuple(f"{name}." for name in without)
+    state = {key: value for key, value in _read(path).items() if not key.startswith(left_out)}
+    blocks = [f"{name}." for name in inserted(model)]
+    absent = tuple(block for block in blocks if not any(key.startswith(block) for key in state))
+    # Torch itself finds what does not fit, on a copy without values: modules know the names that their own
+    # weights had in older files.
+    copy = deepcopy(model).to("meta")
+    own = copy.state_dict()
+    mismatched = {key for key in own.keys() & state.keys() if own[key].shape != state[key].shape}
+    sound = {key: value for key, value in state.items() if key not in mismatched}
+    try:
+        missing, unexpected = copy.load_state_dict(sound, strict=False, assign=True)
+    except RuntimeError as error:  # of another shape, under an older name
+        raise ValueError(f"{os.fspath(path)!r} does not fit the {type(model).__name__}: {error}") from error
     problems = {
-        "missing": sorted(key for key in own.keys() - state.keys() - counters if not key.startswith(absent)),
-        "unexpected": sorted(state.keys() - own.keys() - counters),
+        "missing": [key for key in missing if not key.startswith((*absent, *left_out))],
+        "unexpected": unexpected,
         "of another shape": [
-            f"{key} {tuple(state[key].shape)}, not {tuple(own[key].shape)}"
-            for key in sorted(own.keys() & state.keys())
-            if own[key].shape != state[key].shape
+            f"{key} {tuple(state[key].shape)}, not {tuple(own[key].shape)}" for key in sorted(mismatched)
         ],
     }
+    # Files older than PyTorch 0.4.1 and frozen norms have no num_batches_tracked; it changes no output.
+    for kind in ("missing", "unexpected"):
+        wrong = {key for key in problems[kind] if not key.endswith(".num_batches_tracked")} - mismatched
+        problems[kind] = sorted(wrong)
     if any(problems.values()):
         lines = [f"  {kind}: {_shortened(keys)}" for kind, keys in problems.items() if keys]
         raise ValueError("\n".join([f"{os.fspath(path)!r} does not fit the {type(model).__name__}:", *lines]))
