@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -77,6 +78,19 @@ def export_scenes(scenes: SceneFiles, out: Path, console: Console, *, overwrite:
     except OSError as error:
         raise RunStoppedError(f"{out} cannot be written to: {error.strerror or error}.") from error
     _tell(scenes, out, missing, console)
+
+
+def coco_content(scenes: Iterable[tuple[int, Instances]], *, size: int) -> dict[str, Any]:
+    """Scenes, each a label and its items, as COCO's categories, images and annotations."""
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    for number, (label, items) in enumerate(scenes):
+        sides = {"width": size, "height": size}
+        name = _file_name(number, label)
+        images.append({"id": number, "file_name": name, **sides, "label": CLASSES[label]})
+        annotations += _annotations(items, image=number, first=len(annotations) + 1)
+    categories = [{"id": number, "name": name} for number, name in enumerate(CATEGORIES, 1)]
+    return {"categories": categories, "images": images, "annotations": annotations}
 
 
 def run_lengths(mask: Tensor) -> list[int]:
@@ -150,26 +164,23 @@ def _write_split(
 ) -> None:
     for name in CLASSES:
         (folder / split / name).mkdir(parents=True)
-    images: list[dict[str, Any]] = []
-    annotations: list[dict[str, Any]] = []
     drawn = draw_scenes(count, size=scenes.size, difficulty=scenes.difficulty, split=split, seed=scenes.seed)
-    for batch, pictures in drawn:
-        for place, (picture, label) in enumerate(zip(pictures, batch.labels.tolist(), strict=True)):
-            number = len(images)
-            name = f"{CLASSES[label]}/{number:06}.png"
-            to_pil_image(picture).save(folder / split / name)
-            size = {"width": scenes.size, "height": scenes.size}
-            images.append({"id": number, "file_name": name, **size, "label": CLASSES[label]})
-            items = batch.instances(place, scenes.size)
-            annotations += _annotations(items, image=number, first=len(annotations) + 1)
-            advance()
-    content = {
-        "info": {"description": DESCRIPTION, "split": split, **asdict(scenes)},
-        "categories": [{"id": number, "name": name} for number, name in enumerate(CATEGORIES, 1)],
-        "images": images,
-        "annotations": annotations,
-    }
+
+    def written() -> Iterator[tuple[int, Instances]]:
+        numbers = itertools.count()
+        for batch, pictures in drawn:
+            for place, (picture, label) in enumerate(zip(pictures, batch.labels.tolist(), strict=True)):
+                to_pil_image(picture).save(folder / split / _file_name(next(numbers), label))
+                yield label, batch.instances(place, scenes.size)
+                advance()
+
+    info = {"description": DESCRIPTION, "split": split, **asdict(scenes)}
+    content = {"info": info, **coco_content(written(), size=scenes.size)}
     write_atomically(folder / ANNOTATIONS / f"instances_{split}.json", json.dumps(content) + "\n")
+
+
+def _file_name(number: int, label: int) -> str:
+    return f"{CLASSES[label]}/{number:06}.png"
 
 
 def _annotations(items: Instances, *, image: int, first: int) -> Iterator[dict[str, Any]]:
