@@ -1,0 +1,1 @@
+"""Scores that libraries compute, over what our tasks find."""
