@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from polynl.tasks.base import Images
@@ -19,6 +20,9 @@ class ShuffledShare(Sampler[list[Key]]):
 
     Every epoch has an order of its own; its batches are cut from it one after the other, and every process
     takes its even share of each batch. The images that fill no batch are left out of the epoch.
+
+    With `groups`, a number for each image, images share batches with those of their own group: as many as
+    fill batches. What remains of the groups is put together in the order of their numbers.
     """
 
     def __init__(
@@ -31,8 +35,14 @@ class ShuffledShare(Sampler[list[Key]]):
         seed: int,
         epoch: int,
         first_step: int = 0,
+        groups: Sequence[int] | None = None,
     ) -> None:
-        self._order = torch.randperm(length, generator=torch.Generator().manual_seed(mixed(seed, epoch)))
+        generator = torch.Generator().manual_seed(mixed(seed, epoch))
+        self._order = torch.randperm(length, generator=generator)
+        if groups is not None:
+            if len(groups) != length:
+                raise ValueError(f"groups: expected a number for each of {length} images, got {len(groups)}.")
+            self._order = _grouped(self._order, torch.as_tensor(groups), batch, generator)
         self._batch, self._share, self._rank = batch, batch // processes, rank
         self._epoch, self._first_step = epoch, first_step
 
@@ -43,6 +53,17 @@ class ShuffledShare(Sampler[list[Key]]):
         for step in range(self._first_step, len(self._order) // self._batch):
             start = step * self._batch + self._rank * self._share
             yield [(self._epoch, index) for index in self._order[start : start + self._share].tolist()]
+
+
+def _grouped(order: Tensor, groups: Tensor, batch: int, generator: torch.Generator) -> Tensor:
+    """The images of the whole batches of `order`, cut into batches anew, which come in a random order."""
+    order = order[: len(order) // batch * batch]
+    order = order[groups[order].argsort(stable=True)]
+    _, group, sizes = groups[order].unique_consecutive(return_inverse=True, return_counts=True)
+    place = torch.arange(len(order)) - (sizes.cumsum(0) - sizes)[group]
+    fills = place < (sizes // batch * batch)[group]
+    batches = torch.cat([order[fills], order[~fills]]).view(-1, batch)
+    return batches[torch.randperm(len(batches), generator=generator)].flatten()
 
 
 class EveryImageOnce(Sampler[list[int]]):
