@@ -113,19 +113,68 @@ class Evaluate:
 
     recipe: tyro.conf.Positional[str]
     """The file, as for `polynl train`; a run's folder has one."""
-    checkpoint: Path
+    checkpoint: Path | None = None
     """A checkpoint of `polynl train`, or weights: safetensors, or a state dict."""
     out: Path | None = None
     """A file to write the scores to, as JSON."""
+    save_detections: Path | None = None
+    """A file to write all that was found to, in COCO's results format."""
+    detections: Path | None = None
+    """Instead of --checkpoint, a results file in COCO's format to score, of any program."""
     keys: tyro.conf.Suppress[tuple[str, ...]] = ()
 
     def run(self, console: Console) -> None:
-        """See :func:`polynl.train.evaluation.evaluate_checkpoint`."""
-        from polynl.train.evaluation import evaluate_checkpoint
+        """See :func:`polynl.train.evaluation.evaluate_checkpoint` and `evaluate_detections`."""
+        from polynl.train.evaluation import evaluate_checkpoint, evaluate_detections
         from polynl.train.recipe_file import load_recipe
 
+        if (self.checkpoint is None) == (self.detections is None):
+            raise SettingsError("give what is to be scored: --checkpoint FILE or --detections FILE.")
         recipe = load_recipe(self.recipe, self.keys, _options(self))
-        evaluate_checkpoint(recipe, self.checkpoint, self.out, console)
+        if self.checkpoint is not None:
+            evaluate_checkpoint(
+                recipe, self.checkpoint, self.out, console, save_detections=self.save_detections
+            )
+        elif self.detections is not None:
+            if self.save_detections is not None:
+                raise SettingsError("--save-detections: --detections names a file that has them already.")
+            evaluate_detections(recipe, self.detections, self.out, console)
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Draw what a trained detector finds in images: boxes, masks and names; and write it down as JSON.
+
+    Keys of the recipe can be given anew, as for `polynl train`.
+    """
+
+    images: tyro.conf.Positional[tuple[Path, ...]]
+    """Files, or folders of them."""
+    checkpoint: Path
+    """A checkpoint or weights in the folder of a run, or torchvision's Mask R-CNN."""
+    recipe: str | None = None
+    """What it was trained by; the recipe.yaml beside it unless given."""
+    out: Path = Path("predictions")
+    """Folder for a PNG of each image, and detections.json in COCO's format."""
+    threshold: float = 0.5
+    """Leave out what the detector is less sure of."""
+    keys: tyro.conf.Suppress[tuple[str, ...]] = ()
+
+    def run(self, console: Console) -> None:
+        """See :func:`polynl.predict.run.run_predict`."""
+        from polynl.predict.run import run_predict
+
+        if not self.images:
+            raise SettingsError("give images, or folders of them: polynl predict IMAGE… --checkpoint FILE")
+        run_predict(
+            self.images,
+            self.checkpoint,
+            self.out,
+            console,
+            recipe=self.recipe,
+            keys=self.keys,
+            threshold=self.threshold,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +236,7 @@ COMMANDS = Group(
         "reproduce": Reproduce,
         "train": Train,
         "evaluate": Evaluate,
+        "predict": Predict,
         "bench": Group(
             "Measure what layers and networks cost on this machine.",
             {"layers": BenchLayers, "nets": BenchNets, "compare": BenchCompare},

@@ -242,7 +242,7 @@ def test_scores_need_a_file(trained: Path, tmp_path: Path, capsys: Any) -> None:
     words = ["evaluate", trained / "recipe.yaml", "--checkpoint", trained / "last.pt", "--out", tmp_path]
     code, out, err = run(capsys, *words)
     assert (code, out) == (2, "")
-    assert "is a folder; the scores need a file." in err
+    assert "is a folder; give the name of a file." in err
 
 
 def test_a_checkpoint_must_be_named(capsys: Any) -> None:

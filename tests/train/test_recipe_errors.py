@@ -114,9 +114,15 @@ def here(tmp_path: Path, monkeypatch: Any) -> Path:
         ("--batch-per-process 3", "give one of batch (over all processes) and batch_per_process"),
         ("--batch null", "give one of batch (over all processes) and batch_per_process"),
         # Names.
-        ("--task clasification", "task must be one of classification; got 'clasification'. Perhaps"),
-        ("--task null", "task must be one of classification; got None."),
-        ("--task [classification]", "task must be one of classification; got ['classification']."),
+        (
+            "--task clasification",
+            "task must be one of classification, instance_segmentation; got 'clasification'. Perhaps",
+        ),
+        ("--task null", "task must be one of classification, instance_segmentation; got None."),
+        (
+            "--task [classification]",
+            "task must be one of classification, instance_segmentation; got ['classification'].",
+        ),
         (
             "--data.source folder",
             "data.source: must be one of image_folder, scenes; got 'folder'. Perhaps you meant image_folder.",

@@ -67,7 +67,10 @@ def test_the_files_of_a_run(finished: Finished) -> None:
     names = {path.name for path in finished.folder.iterdir()}
     weights = {f"{name}.{suffix}" for name in ("last", "best") for suffix in ("pt", "safetensors")}
     figures = {"metrics.csv", "metrics.json", "tensorboard"}
-    assert names == {"recipe.yaml", "environment.json", "previous.pt", ".lock"} | weights | figures
+    assert (
+        names
+        == {"recipe.yaml", "labels.json", "environment.json", "previous.pt", ".lock"} | weights | figures
+    )
 
 
 def test_the_recipe_says_all_and_gives_the_same_run(finished: Finished, tmp_path: Path) -> None:

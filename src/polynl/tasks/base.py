@@ -5,11 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
+
+from polynl.data.classification import Unreadable, UnreadableImageError
 
 
 class Part(BaseModel):
@@ -59,6 +62,12 @@ class Task(ABC):
 
     best_by: str
     """The score, of those the scorer computes, that the best checkpoint has the highest of."""
+    headline: tuple[str, ...]
+    """The scores that are shown after every epoch."""
+
+    @abstractmethod
+    def labels(self) -> dict[int, str]:
+        """The names of what is told apart, by the numbers that the model knows them by."""
 
     @abstractmethod
     def check(self) -> None:
@@ -71,6 +80,10 @@ class Task(ABC):
     @abstractmethod
     def val_set(self) -> Images:
         """What is scored on."""
+
+    def groups(self) -> Sequence[int] | None:
+        """For every image to train on, the number of the group whose images share batches; None: all do."""
+        return None
 
     @abstractmethod
     def collate(self, samples: Sequence[Any], *, training: bool) -> Batch:
@@ -87,6 +100,43 @@ class Task(ABC):
     @abstractmethod
     def scorer(self, device: torch.device) -> Scorer:
         """A new scorer."""
+
+
+class DetectionTask(Task):
+    """A task whose models find things in images, which files of detections can say as well."""
+
+    @abstractmethod
+    def detect(self, model: nn.Module, images: Sequence[Tensor]) -> list[Mapping[str, Tensor]]:
+        """Of each uint8 image (3, h, w): boxes (k, 4), labels (k,), scores (k,), maybe masks (k, h, w)."""
+
+    @abstractmethod
+    def read_detections(self, path: Path) -> Any:
+        """What a file says of the images to score on; a SettingsError says what is wrong with it."""
+
+    @abstractmethod
+    def score_detections(self, detections: Any) -> dict[str, float]:
+        """The scores of what `read_detections` gave."""
+
+
+class DetectionScorer(Scorer, Protocol):
+    """A scorer that can write down what was found."""
+
+    def save(self, path: Path) -> None:
+        """Write what all processes have found, as a file that `read_detections` reads; after `compute`."""
+
+
+def readable(samples: Sequence[Any], *, training: bool) -> tuple[list[Any], tuple[str, ...]]:
+    """The samples that could be read, and what is wrong with the others.
+
+    In training the readable ones fill the places of the others, since all processes take as many.
+    """
+    good = [sample for sample in samples if not isinstance(sample, Unreadable)]
+    bad = tuple(sample.reason for sample in samples if isinstance(sample, Unreadable))
+    if training:
+        if not good:
+            raise UnreadableImageError(f"no image of a batch of {len(samples)} can be read; {bad[0]}")
+        good = [good[number % len(good)] for number in range(len(samples))]
+    return good, bad
 
 
 def _moved(value: Any, device: torch.device) -> Any:

@@ -2,108 +2,42 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
-import torchvision
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
-from polynl.blocks.registry import BLOCKS, check_options
 from polynl.data.classification import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     FolderImages,
-    Unreadable,
-    UnreadableImageError,
     train_transform,
     val_transform,
 )
 from polynl.data.scenes import CLASSES, Scenes
 from polynl.errors import SettingsError, near_matches
-from polynl.models.classifiers import archs, resnet
+from polynl.models.classifiers import resnet
 from polynl.models.insert import inserted
 from polynl.models.norms import freeze_norms
-from polynl.models.small_resnet import SmallResNet
 from polynl.models.weights import fitting_weights
-from polynl.tasks.base import Batch, Images, Part, Scorer, Task
+from polynl.tasks.base import Batch, Images, Part, Scorer, Task, readable
+from polynl.tasks.network import NetworkPart, built, check_file
 
-# What the recipe says elsewhere, or cannot say.
-NO_ARCH_OPTIONS = {"block", "layers", "num_classes", "zero_init_residual", "norm_layer"}
 Deviation = Annotated[float, Field(gt=0)]
 
 
-class ClassifierPart(Part):
+class ClassifierPart(NetworkPart):
     """The network."""
 
-    arch: str = "resnet50"
-    """A ResNet, ResNeXt or Wide ResNet of torchvision, or small_resnet."""
-    arch_options: dict[str, Any] = Field({})
-    """Further arguments of the network, for small_resnet depth, width and dropout."""
-    block: str | None = None
-    """The block to insert, or none."""
-    options: dict[str, Any] = Field({})
-    """The block's options."""
-    placement: str | Annotated[list[str], Field(min_length=1)] = "res4"
-    """Where: res3, res4, res5, res345, or names of modules to go before."""
-    weights: Path | None = None
-    """A file to start from, safetensors or a state dict."""
     zero_init_residual: bool = False
     """Start the last norm of every residual block at zero."""
-    stride_in_1x1: bool = False
-    """Downsample in the 1×1 convolution of a bottleneck."""
     norm: Literal["batch", "sync", "frozen"] = "batch"
     """Batch statistics of a process, of all of them (GPU only), or none: values stay as they are."""
-
-    @field_validator("block", mode="before")
-    @classmethod
-    def _none(cls, name: Any) -> Any:
-        return None if name == "none" else name
-
-    @field_validator("arch")
-    @classmethod
-    def _known_arch(cls, arch: str) -> str:
-        if arch not in archs():
-            raise ValueError(f"no network is called {arch!r}.{near_matches(arch, archs())}")
-        return arch
-
-    @field_validator("arch_options")
-    @classmethod
-    def _known_arch_options(cls, options: dict[str, Any], others: ValidationInfo) -> dict[str, Any]:
-        if "arch" in others.data:
-            arch = others.data["arch"]
-            network = SmallResNet if arch == "small_resnet" else torchvision.models.ResNet
-            known = sorted(set(inspect.signature(network).parameters) - NO_ARCH_OPTIONS)
-            for name in options:
-                if name not in known:
-                    hint = near_matches(name, known)
-                    raise ValueError(f"{arch} has no option {name!r}.{hint} There are: {', '.join(known)}.")
-        return options
-
-    @field_validator("block")
-    @classmethod
-    def _known_block(cls, block: str | None) -> str | None:
-        if block is not None and block not in BLOCKS:
-            hint = near_matches(block, BLOCKS)
-            raise ValueError(f"no block is called {block!r}.{hint} There are: none, {', '.join(BLOCKS)}.")
-        return block
-
-    @field_validator("options")
-    @classmethod
-    def _known_options(cls, options: dict[str, Any], others: ValidationInfo) -> dict[str, Any]:
-        if "block" in others.data and options:
-            if others.data["block"] is None:
-                raise ValueError(f"options without a block: {', '.join(options)}")
-            try:
-                check_options(others.data["block"], options)
-            except TypeError as error:
-                raise ValueError(str(error)) from None
-        return options
 
 
 class ImageFolderPart(Part):
@@ -238,23 +172,30 @@ class Classification(Task):
     """Scored by `top1` and, with five classes or more, `top5`, in percent."""
 
     best_by = "top1"
+    headline = ("top1", "top5")
 
-    def __init__(self, model: ClassifierPart, data: ImageFolderPart | ScenesPart, loss: LossPart) -> None:
+    def __init__(
+        self,
+        model: ClassifierPart,
+        data: ImageFolderPart | ScenesPart,
+        loss: LossPart,
+        labels: Mapping[int, str] | None = None,
+    ) -> None:
         self._model, self._data, self._loss = model, data, loss
+        self._labels = None if labels is None else dict(labels)
         self._sets: tuple[Any, Any] | None = None
 
     def check(self) -> None:
         """The data and the weights are there, and the network can be built."""
         self._data.check()
         weights = self._model.weights
-        if weights is not None and not weights.is_file():
-            raise SettingsError(f"model.weights: there is no file {weights}.")
+        check_file("model.weights", weights)
         # Without memory or time: a network that cannot be built is refused before the images are looked at.
         with torch.device("meta"):
             model = self._network()
         if weights is not None:
             try:
-                fitting_weights(model, weights)
+                fitting_weights(model, weights, self._model.weights_without)
             except ValueError as error:
                 raise SettingsError(f"model.weights: {error}") from error
         self._with_norms(model)
@@ -265,10 +206,9 @@ class Classification(Task):
             self._sets = self._data.sets()
         return self._sets
 
-    @property
-    def classes(self) -> Sequence[str]:
-        """Their names, in the order of the labels."""
-        return self._data.classes()
+    def labels(self) -> dict[int, str]:
+        """The names of the classes."""
+        return dict(enumerate(self._data.classes())) if self._labels is None else self._labels
 
     def train_set(self) -> Images:
         """(image as uint8, label)."""
@@ -280,12 +220,7 @@ class Classification(Task):
 
     def collate(self, samples: Sequence[Any], *, training: bool) -> Batch:
         """Stack what could be read; in training the readable ones fill the places of the others."""
-        good = [sample for sample in samples if not isinstance(sample, Unreadable)]
-        bad = tuple(sample.reason for sample in samples if isinstance(sample, Unreadable))
-        if training:
-            if not good:
-                raise UnreadableImageError(f"no image of a batch of {len(samples)} can be read; {bad[0]}")
-            good = [good[number % len(good)] for number in range(len(samples))]
+        good, bad = readable(samples, training=training)
         if not good:
             return Batch(torch.empty(0, 3, 1, 1), torch.empty(0, dtype=torch.long), bad)
         return Batch(
@@ -298,20 +233,19 @@ class Classification(Task):
 
     def _network(self, weights: Path | None = None) -> nn.Module:
         part = self._model
-        try:
-            return resnet(
-                part.arch,
-                block=part.block,
-                placement=part.placement,
-                weights=weights,
-                num_classes=len(self.classes),
-                zero_init_residual=part.zero_init_residual,
-                stride_in_1x1=part.stride_in_1x1,
-                arch_options=part.arch_options,
-                **part.options,
-            )
-        except (ValueError, TypeError) as error:
-            raise SettingsError(f"model: {error}") from error
+        return built(
+            resnet,
+            part.arch,
+            block=part.block,
+            placement=part.placement,
+            weights=weights,
+            weights_without=part.weights_without,
+            num_classes=len(self.labels()),
+            zero_init_residual=part.zero_init_residual,
+            stride_in_1x1=part.stride_in_1x1,
+            arch_options=part.arch_options,
+            **part.options,
+        )
 
     def _with_norms(self, model: nn.Module) -> nn.Module:
         blocks = set(inserted(model))
@@ -342,7 +276,7 @@ class Classification(Task):
 
     def scorer(self, device: torch.device) -> Scorer:
         """Top-1 and Top-5."""
-        return TopK(self, len(self.classes), device)
+        return TopK(self, len(self.labels()), device)
 
 
 class TopK:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 from rich.console import Console
@@ -16,7 +17,7 @@ from torch import nn
 from polynl.errors import RunStoppedError, SettingsError
 from polynl.files import write_atomically
 from polynl.models.weights import load_weights
-from polynl.tasks.base import Task
+from polynl.tasks.base import DetectionScorer, DetectionTask, Scorer, Task
 from polynl.train.loading import Reader
 from polynl.train.processes import Processes, joined
 from polynl.train.recipe import Recipe
@@ -30,6 +31,7 @@ def evaluate(
     processes: Processes,
     *,
     reader: Reader | None = None,
+    scorer: Scorer | None = None,
     stop: Callable[[], bool] = lambda: False,
     tick: Callable[[str], None] = lambda text: None,
 ) -> tuple[dict[str, float], int] | None:
@@ -39,7 +41,9 @@ def evaluate(
     batches.
     """
     model.eval()
-    scorer, seen, skipped = task.scorer(processes.device), 0, 0
+    if scorer is None:
+        scorer = task.scorer(processes.device)
+    seen = skipped = 0
     share = _share(task, recipe, processes)
     with ExitStack() as stack:
         if reader is None:
@@ -63,15 +67,24 @@ def evaluate(
 
 
 def evaluate_checkpoint(
-    recipe: Recipe, checkpoint: Path, out: Path | None, console: Console
+    recipe: Recipe,
+    checkpoint: Path,
+    out: Path | None,
+    console: Console,
+    *,
+    save_detections: Path | None = None,
 ) -> dict[str, float]:
     """Score weights in a file on the images of a recipe; the first process shows and writes the scores."""
+    recipe = recipe.untrained()
     task = recipe.build_task()
+    if save_detections is not None:
+        _detection_task(task, recipe, "--save-detections")
+        _check_file_name(save_detections, "--save-detections")
+    if out is not None:
+        _check_file_name(out, "--out")
     task.check()
     if not checkpoint.is_file():
         raise SettingsError(f"--checkpoint: there is no file {checkpoint}.")
-    if out is not None and out.is_dir():
-        raise SettingsError(f"--out: {out} is a folder; the scores need a file.")
     set_up_torch(recipe)
     with joined(recipe.device) as processes:
         model = task.model()
@@ -79,18 +92,55 @@ def evaluate_checkpoint(
             load_weights(model, checkpoint)
         except ValueError as error:
             raise SettingsError(f"--checkpoint: {error}") from error
-        scored = evaluate(task, placed(model, recipe, processes.device), recipe, processes)
+        scorer = task.scorer(processes.device)
+        model = placed(model, recipe, processes.device)
+        scored = evaluate(task, model, recipe, processes, scorer=scorer)
         assert scored is not None, "nothing asked it to stop"
         scores, skipped = scored
         if processes.first:
-            for name, score in scores.items():
-                console.print(f"{name:>8} {score:.3f}", highlight=False)
-            if skipped:
-                console.print(f"{skipped} unreadable images were skipped.", highlight=False)
-            if out is not None:
-                content = {"checkpoint": str(checkpoint), **scores, "skipped": skipped}
-                write_atomically(out, json.dumps(content, indent=1) + "\n")
+            if save_detections is not None:
+                cast(DetectionScorer, scorer).save(save_detections)
+            _tell(scores, skipped, {"checkpoint": str(checkpoint)}, out, console)
     return scores
+
+
+def evaluate_detections(
+    recipe: Recipe, detections: Path, out: Path | None, console: Console
+) -> dict[str, float]:
+    """Score a file of detections, of any program, on the images of a recipe."""
+    recipe = recipe.untrained()
+    task = _detection_task(recipe.build_task(), recipe, "--detections")
+    if out is not None:
+        _check_file_name(out, "--out")
+    if not detections.is_file():
+        raise SettingsError(f"--detections: there is no file {detections}.")
+    task.check()
+    scores = task.score_detections(task.read_detections(detections))
+    _tell(scores, 0, {"detections": str(detections)}, out, console)
+    return scores
+
+
+def _detection_task(task: Task, recipe: Recipe, option: str) -> DetectionTask:
+    if not isinstance(task, DetectionTask):
+        raise SettingsError(f"{option}: {recipe.task} finds no boxes, so there are no detections.")
+    return task
+
+
+def _check_file_name(path: Path, option: str) -> None:
+    if path.is_dir():
+        raise SettingsError(f"{option}: {path} is a folder; give the name of a file.")
+
+
+def _tell(
+    scores: Mapping[str, float], skipped: int, source: Mapping[str, str], out: Path | None, console: Console
+) -> None:
+    width = max(8, *map(len, scores))
+    for name, score in scores.items():
+        console.print(f"{name:>{width}} {score:.3f}", highlight=False)
+    if skipped:
+        console.print(f"{skipped} unreadable images were skipped.", highlight=False)
+    if out is not None:
+        write_atomically(out, json.dumps({**source, **scores, "skipped": skipped}, indent=1) + "\n")
 
 
 def set_up_torch(recipe: Recipe) -> None:
@@ -123,8 +173,6 @@ def val_reader(task: Task, recipe: Recipe, processes: Processes) -> Reader:
 
 
 def _share(task: Task, recipe: Recipe, processes: Processes) -> EveryImageOnce:
-    batch = recipe.val_batch
-    if batch is None:
-        batch = max(1, recipe.total_batch(processes.count) // processes.count)
+    batch = recipe.scoring_batch(processes.count)
     images = len(task.val_set())
     return EveryImageOnce(images, batch=batch, rank=processes.rank, processes=processes.count)

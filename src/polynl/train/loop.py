@@ -91,7 +91,7 @@ class Trainer:
         self._recipe, self._task, self._processes = recipe, task, processes
         self._interruption, self._folder, self._display = interruption, folder, display
         self._batch = recipe.total_batch(processes.count)
-        self._data = task.train_set()
+        self._data, self._groups = task.train_set(), task.groups()
         self._steps = len(self._data) // self._batch
         if self._steps == 0:
             raise SettingsError(f"batch: a step takes {self._batch} images, and there are {len(self._data)}.")
@@ -135,7 +135,7 @@ class Trainer:
                 for problem in problems:
                     self._display.say(f"{problem} The one before it is used.")
                     put_aside(self._folder.path)
-                self._folder.begin(self._recipe, self._processes)
+                self._folder.begin(self._recipe, self._processes, self._task.labels())
                 self._folder.write_metrics(self._rows)
         self._wrapped = self._processes.wrapped(self._model)
 
@@ -225,7 +225,9 @@ class Trainer:
         self._epoch, self._step, self._totals = self._epoch + 1, 0, Totals()
         self._save()
         self._log({f"val/{name}": score for name, score in scores.items()})
-        self._display.say(epoch_line(row, self._recipe.epochs, list(scores)))
+        self._display.say(
+            epoch_line(row, self._recipe.epochs, [name for name in self._task.headline if name in scores])
+        )
 
     def _scores(self) -> tuple[dict[str, float], int]:
         self._processes.share_buffers(self._model)
@@ -252,6 +254,7 @@ class Trainer:
             seed=self._recipe.seed,
             epoch=self._epoch,
             first_step=self._step,
+            groups=self._groups,
         )
 
     def _lr(self, step: int) -> float:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
+from typing_extensions import Self
 
 from polynl.errors import SettingsError
 from polynl.tasks.base import Part, Task
 from polynl.tasks.classification import Classification, ClassificationData, ClassifierPart, LossPart
+from polynl.tasks.instance_segmentation import InstanceData, InstanceSegmentation, MaskRCNNPart
+from polynl.tasks.network import NetworkPart
 from polynl.train.schedule import SchedulePart
 
 
@@ -75,6 +79,7 @@ class Recipe(Part):
     """Score after so many epochs, and after the last."""
     checkpoint_every: int = Field(500, gt=0)
     """Steps between two checkpoints; there is one after every epoch as well."""
+    model: NetworkPart
 
     @field_validator("batch_per_process")
     @classmethod
@@ -104,14 +109,27 @@ class Recipe(Part):
             )
         return self.batch
 
+    def scoring_batch(self, processes: int) -> int:
+        """Images in a batch of scoring, in each process; they need not share a batch evenly."""
+        given = self.batch_per_process if self.val_batch is None else self.val_batch
+        if given is not None:
+            return given
+        assert self.batch is not None
+        return max(1, self.batch // processes)
+
+    def untrained(self) -> Self:
+        """The recipe without files to start from, for a model that gets all its weights elsewhere."""
+        files = {name: None for name in type(self.model).model_fields if name.endswith("weights")}
+        return self.model_copy(update={"model": self.model.model_copy(update=files)})
+
     def peak_lr(self, batch: int) -> float:
         """The highest learning rate, scaled with the batch where the recipe asks for it."""
         reference = self.optimizer.lr_batch
         return self.optimizer.lr if reference is None else self.optimizer.lr * batch / reference
 
     @abstractmethod
-    def build_task(self) -> Task:
-        """The task, with nothing built yet."""
+    def build_task(self, labels: Mapping[int, str] | None = None) -> Task:
+        """The task, with nothing built yet; `labels`: those of a trained model, in place of the data's."""
 
 
 class ClassificationRecipe(Recipe):
@@ -123,9 +141,25 @@ class ClassificationRecipe(Recipe):
     data: ClassificationData
     loss: LossPart = LossPart()
 
-    def build_task(self) -> Classification:
+    def build_task(self, labels: Mapping[int, str] | None = None) -> Classification:
         """See :class:`polynl.tasks.classification.Classification`."""
-        return Classification(self.model, self.data, self.loss)
+        return Classification(self.model, self.data, self.loss, labels)
 
 
-RECIPES: dict[str, type[Recipe]] = {"classification": ClassificationRecipe}
+class InstanceSegmentationRecipe(Recipe):
+    """Images with things in them, each with a box and a mask."""
+
+    task: Literal["instance_segmentation"]
+    """What is learned."""
+    model: MaskRCNNPart = MaskRCNNPart()
+    data: InstanceData
+
+    def build_task(self, labels: Mapping[int, str] | None = None) -> InstanceSegmentation:
+        """See :class:`polynl.tasks.instance_segmentation.InstanceSegmentation`."""
+        return InstanceSegmentation(self.model, self.data, labels)
+
+
+RECIPES: dict[str, type[Recipe]] = {
+    "classification": ClassificationRecipe,
+    "instance_segmentation": InstanceSegmentationRecipe,
+}

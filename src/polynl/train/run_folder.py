@@ -24,9 +24,10 @@ from polynl.train.recipe_file import recipe_of, to_yaml
 from polynl.train.recipe_yaml import read_yaml
 
 RECIPE, ENVIRONMENT, METRICS, TENSORBOARD = "recipe.yaml", "environment.json", "metrics", "tensorboard"
+LABELS = "labels.json"
 LOCK, LAUNCH = ".lock", ".torchrun"
 SAVED = (LAST, PREVIOUS, BEST, FRESH, DAMAGED, LAST_WEIGHTS, BEST_WEIGHTS)
-FILES = (*SAVED, f"{METRICS}.csv", f"{METRICS}.json", LAUNCH, ENVIRONMENT, RECIPE)
+FILES = (*SAVED, f"{METRICS}.csv", f"{METRICS}.json", LAUNCH, LABELS, ENVIRONMENT, RECIPE)
 # Keys that change how fast a run is or what it tells, and not what it learns.
 HARMLESS = {"workers", "threads", "device", "checkpoint_every", "val_batch", "data.root", "data.on_bad_image"}
 
@@ -66,11 +67,12 @@ class RunFolder:
         file = self.path / LAUNCH
         return file.is_file() and file.read_text() == launch
 
-    def begin(self, recipe: Recipe, processes: Processes) -> None:
+    def begin(self, recipe: Recipe, processes: Processes, labels: Mapping[int, str]) -> None:
         """Write down what is run where; a run that is replaced goes now, and not before all else is built."""
         self._clear(half_written=True)
         if not self.resumed:
             self._clear()
+            write_atomically(self.path / LABELS, json.dumps(labels, indent=1, ensure_ascii=False) + "\n")
             write_atomically(self.path / RECIPE, to_yaml(recipe))
         self._write_environment(processes, recipe.seed)
         if processes.launch:

@@ -1,0 +1,58 @@
+"""Boxes, masks and names drawn on an image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+import torch
+from torch import Tensor
+from torchvision.transforms.v2.functional import resize
+from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
+
+# Okabe and Ito's colours, which people with any colour vision tell apart; their black is left out.
+COLOURS = (
+    (230, 159, 0),
+    (86, 180, 233),
+    (0, 158, 115),
+    (240, 228, 66),
+    (0, 114, 178),
+    (213, 94, 0),
+    (204, 121, 167),
+)
+FONT = Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")
+# Names on smaller images could not be read.
+SHORTEST_SIDE = 480
+
+
+def drawn(image: Tensor, found: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+    """The uint8 image (3, h, w), enlarged if it is small, with a colour and a text for every detection."""
+    if not names:
+        return image
+    larger = max(1.0, SHORTEST_SIDE / min(image.shape[-2:]))
+    height, width = (round(side * larger) for side in image.shape[-2:])
+    canvas = resize(image, [height, width], antialias=True)
+    boxes = found["boxes"] * torch.tensor([width, height] * 2) / torch.tensor(image.shape[:0:-1] * 2)
+    colours = [COLOURS[number % len(COLOURS)] for number in range(len(names))]
+    if "masks" in found:
+        masks = resize(found["masks"].float(), [height, width], antialias=False) > 0.5
+        canvas = draw_segmentation_masks(canvas, masks, alpha=0.45, colors=list(colours))
+    thick = max(2, round(min(height, width) / 250))
+    return draw_bounding_boxes(
+        canvas,
+        boxes,
+        labels=list(names),
+        colors=list(colours),
+        width=thick,
+        font=str(FONT),
+        font_size=max(12, round(min(height, width) / 32)),
+        label_colors=[_ink(colour) for colour in colours],
+        label_background_colors=list(colours),
+        fill_labels=True,
+    )
+
+
+def _ink(background: tuple[int, int, int]) -> str:
+    red, green, blue = background
+    return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 128 else "white"
