@@ -164,8 +164,6 @@ class Predict:
         """See :func:`polynl.predict.run.run_predict`."""
         from polynl.predict.run import run_predict
 
-        if not self.images:
-            raise SettingsError("give images, or folders of them: polynl predict IMAGE… --checkpoint FILE")
         run_predict(
             self.images,
             self.checkpoint,
@@ -250,6 +248,10 @@ COMMANDS = Group(
 RESUMABLE = (["bench"], ["reproduce"])
 
 
+# What comes before options, since the values of keys could not be told from it.
+FIRST = {"recipe": ("RECIPE.yaml", "the recipe comes"), "images": ("IMAGE…", "the images come")}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command that the arguments name; without any, print the help."""
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -278,11 +280,12 @@ def _run(command: type[Command] | Group, name: str, words: list[str]) -> None:
 
 def _parsed(command: type[Command], name: str, words: list[str]) -> Command:
     config = (tyro.conf.FlagCreatePairsOff,)
-    names = {field.name for field in dataclasses.fields(command)}  # type: ignore[arg-type]
-    if "keys" not in names:
+    first, *others = (field.name for field in dataclasses.fields(command))  # type: ignore[arg-type]
+    if "keys" not in others:
         return tyro.cli(command, prog=name, args=words, config=config)
-    if "recipe" in names and words and words[0].startswith("--") and "--help" not in words:
-        raise SettingsError(f"{name} RECIPE.yaml [--key value …]: the recipe comes first, not {words[0]}.")
+    if first in FIRST and words and words[0].startswith("--") and "--help" not in words:
+        usage, said = FIRST[first]
+        raise SettingsError(f"{name} {usage} [--key value …]: {said} first, not {words[0]}.")
     options, keys = tyro.cli(command, prog=name, args=words, config=config, return_unknown_args=True)
     return dataclasses.replace(options, keys=tuple(keys))  # type: ignore[type-var]
 

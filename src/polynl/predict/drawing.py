@@ -27,22 +27,26 @@ SHORTEST_SIDE = 480
 
 
 def drawn(image: Tensor, found: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
-    """The uint8 image (3, h, w), enlarged if it is small, with a colour and a text for every detection."""
-    if not names:
-        return image
+    """The uint8 image (3, h, w), enlarged if it is small, with a colour and a text for every detection.
+
+    Of detections that overlap, the first is on top.
+    """
     larger = max(1.0, SHORTEST_SIDE / min(image.shape[-2:]))
     height, width = (round(side * larger) for side in image.shape[-2:])
     canvas = resize(image, [height, width], antialias=True)
+    if not names:
+        return canvas
     boxes = found["boxes"] * torch.tensor([width, height] * 2) / torch.tensor(image.shape[:0:-1] * 2)
-    colours = [COLOURS[number % len(COLOURS)] for number in range(len(names))]
+    colours = [COLOURS[number % len(COLOURS)] for number in range(len(names))][::-1]
     if "masks" in found:
-        masks = resize(found["masks"].float(), [height, width], antialias=False) > 0.5
-        canvas = draw_segmentation_masks(canvas, masks, alpha=0.45, colors=list(colours))
+        masks = resize(found["masks"].float().flip(0), [height, width], antialias=False) > 0.5
+        for mask, colour in zip(masks, colours, strict=True):
+            canvas = draw_segmentation_masks(canvas, mask, alpha=0.45, colors=colour)
     thick = max(2, round(min(height, width) / 250))
     return draw_bounding_boxes(
         canvas,
-        boxes,
-        labels=list(names),
+        boxes.flip(0),
+        labels=list(names)[::-1],
         colors=list(colours),
         width=thick,
         font=str(FONT),
