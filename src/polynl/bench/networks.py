@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from polynl.bench.cases import BY_NAME
+from polynl.bench.detectors import COARSEST_STRIDE, mask_rcnn_detector
 from polynl.bench.report import (
     NOT_MEASURED,
     Table,
@@ -36,22 +38,39 @@ BlockBuilder = Callable[[int], nn.Module]
 
 @dataclass(frozen=True)
 class Network:
-    """A network that blocks go into: `build` puts one at a placement, or leaves it plain."""
+    """A network that blocks go into: `make` puts one at a placement, or leaves it plain.
+
+    What it makes is for images of a side, and maps a batch of them to one tensor, from which the backward
+    pass begins in train mode.
+    """
 
     label: str
-    placements: tuple[str, ...]
-    build: Callable[[BlockBuilder | None, str], nn.Module]
+    make: Callable[[BlockBuilder | None, str, int], nn.Module]
+    placements: tuple[str, ...] = tuple(PLACEMENTS)
     input_channels: int = 3
+    least_side: int = 1
+
+    def build(self, block: BlockBuilder | None, placement: str, side: int = 224) -> nn.Module:
+        """See `make`; a SettingsError for images that are too small."""
+        if side < self.least_side:
+            raise SettingsError(f"--side {side}: {self.label} needs images of at least {self.least_side}.")
+        return self.make(block, placement, side)
 
 
-def _resnet(arch: str) -> Callable[[BlockBuilder | None, str], nn.Module]:
-    return lambda block, placement: resnet(arch, block=block, placement=placement)
+def _resnet(arch: str, label: str) -> Network:
+    return Network(label, lambda block, placement, _: resnet(arch, block=block, placement=placement))
+
+
+def _mask_rcnn(arch: str, label: str) -> Network:
+    return Network(label, partial(mask_rcnn_detector, arch), least_side=COARSEST_STRIDE)
 
 
 NETWORKS = {
-    "resnet18": Network("ResNet-18", tuple(PLACEMENTS), _resnet("resnet18")),
-    "resnet50": Network("ResNet-50", tuple(PLACEMENTS), _resnet("resnet50")),
-    "resnet101": Network("ResNet-101", tuple(PLACEMENTS), _resnet("resnet101")),
+    "resnet18": _resnet("resnet18", "ResNet-18"),
+    "resnet50": _resnet("resnet50", "ResNet-50"),
+    "resnet101": _resnet("resnet101", "ResNet-101"),
+    "mask_rcnn_resnet18": _mask_rcnn("resnet18", "Mask R-CNN, ResNet-18"),
+    "mask_rcnn_resnet50": _mask_rcnn("resnet50", "Mask R-CNN, ResNet-50"),
 }
 
 
@@ -65,7 +84,7 @@ def run_networks(settings: NetSettings, console: Console) -> Results:
     variants = selected_variants(settings)
     path = settings.out / "nets.json"
     results = opened(path, settings, kind="nets", methods={}, reference=PLAIN)
-    models = {method: _built(network, *variant, settings.seed) for method, variant in variants.items()}
+    models = {method: _built(network, *variant, settings) for method, variant in variants.items()}
     for method, (block, placement) in variants.items():
         label = network.label if block is None else f"{BY_NAME[block].label} at {placement}"
         shape = (1, network.input_channels, settings.side, settings.side)
@@ -99,9 +118,9 @@ def selected_variants(settings: NetSettings) -> dict[str, tuple[str | None, str]
     return {PLAIN: (None, settings.placements[0])} | {f"{b}@{p}": (b, p) for b, p in pairs}
 
 
-def _built(network: Network, block: str | None, placement: str, seed: int) -> nn.Module:
-    torch.manual_seed(seed)
-    return network.build(None if block is None else BY_NAME[block].build, placement)
+def _built(network: Network, block: str | None, placement: str, settings: NetSettings) -> nn.Module:
+    torch.manual_seed(settings.seed)
+    return network.build(None if block is None else BY_NAME[block].build, placement, settings.side)
 
 
 def counts(model: nn.Module, x: Tensor) -> dict[str, Any]:

@@ -1,0 +1,103 @@
+"""Detectors as the benchmark runs them: images in, one tensor out, and the same boxes whatever the block."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polynl.models.detectors import mask_rcnn
+
+# The coarsest map of the pyramid has one position for so many pixels.
+COARSEST_STRIDE = 64
+# About as many as an image of COCO has.
+OBJECTS = 8
+# Images are divided by it. Nothing normalises the features of an untrained detector, whose norms are frozen,
+# and blocks of the third degree one after the other would take them out of float16's range.
+IMAGE_STD = (100.0, 100.0, 100.0)
+
+
+class Detector(nn.Module):
+    """A detector with torchvision's interface, as a module from a batch of square images to one tensor.
+
+    In eval mode it detects, post-processing included, and gives all boxes. In train mode it gives the sum of
+    the losses on the objects of `objects`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        """All boxes, or the sum of the losses."""
+        # torchvision's operators on boxes know no bfloat16, and not always float16: autocast takes them to
+        # float32 and back, and finds all else in its dtype already.
+        low_precision = images.dtype != torch.float32
+        with torch.autocast(images.device.type, dtype=images.dtype, enabled=low_precision):
+            if self.training:
+                losses = self.model(list(images), objects(len(images), images.shape[-1], images.device))
+                return torch.stack(list(losses.values())).sum()
+            return torch.cat([found["boxes"] for found in self.model(list(images))])
+
+    def compile(self, *args: Any, **options: Any) -> None:
+        """Compile the backbone: what comes after it has as many boxes as it finds, and no fixed shapes."""
+        self.model.get_submodule("backbone").compile(*args, **options)
+
+
+# Drawn once for all variants, and before the clock starts.
+@functools.lru_cache(maxsize=1)
+def objects(batch: int, side: int, device: torch.device) -> list[dict[str, Tensor]]:
+    """What is to be found in a batch of images: the same rectangles of class 1 in every run."""
+    generator = torch.Generator().manual_seed(0)
+    extents = side * (0.1 + 0.4 * torch.rand(batch, OBJECTS, 2, generator=generator))
+    corners = (side - extents) * torch.rand(batch, OBJECTS, 2, generator=generator)
+    return [
+        {
+            "boxes": boxes.to(device),
+            "labels": torch.ones(OBJECTS, dtype=torch.int64, device=device),
+            "masks": _filled(boxes, side).to(device),
+        }
+        for boxes in torch.cat([corners, corners + extents], dim=2)
+    ]
+
+
+def _filled(boxes: Tensor, side: int) -> Tensor:
+    """A mask for each box, 1 inside of it."""
+    pixels = torch.arange(side) + 0.5
+    left, top, right, bottom = boxes[..., None].unbind(1)
+    columns, rows = (left < pixels) & (pixels < right), (top < pixels) & (pixels < bottom)
+    return (rows[:, :, None] & columns[:, None, :]).to(torch.uint8)
+
+
+def mask_rcnn_detector(
+    arch: str, block: Callable[[int], nn.Module] | None, placement: str, side: int, **options: Any
+) -> Detector:
+    """`polynl.models.detectors.mask_rcnn` for images of this side, which it does not resize."""
+    images = {"min_size": side, "max_size": side, "image_std": IMAGE_STD}
+    model = mask_rcnn(arch, block=block, placement=placement, detector_options=images, **options)
+    fix_boxes(model)
+    return Detector(model)
+
+
+def fix_boxes(model: Any) -> None:
+    """Let a two-stage detector find the same boxes whatever its features are, and all that it may give.
+
+    How many boxes an untrained detector finds depends on the scale of its features: a block that makes them
+    large leaves a few of 1000 proposals, and the heads, which are much of the work, next to nothing to do.
+    With zeros in the layers that score and move boxes, the proposals are anchors. Three classes are above
+    the threshold for each: enough that suppression leaves the full number of detections, without the
+    candidates of all 90 classes that it would have to go through with a threshold of 0.
+    """
+    predictor = model.roi_heads.box_predictor
+    for layer in (
+        model.rpn.head.cls_logits,
+        model.rpn.head.bbox_pred,
+        predictor.cls_score,
+        predictor.bbox_pred,
+    ):
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+    nn.init.constant_(predictor.cls_score.bias[1:4], 10.0)
