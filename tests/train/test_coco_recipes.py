@@ -1,0 +1,94 @@
+"""The recipes for COCO and for scenes with instances say the paper's run, and can be built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from polynl import inserted
+from polynl.blocks import BLOCKS
+from polynl.train.optimizer import build_optimizer
+from polynl.train.recipe import InstanceSegmentationRecipe
+from polynl.train.recipe_file import load_recipe
+
+FOLDER = Path(__file__).parent.parent.parent / "recipes"
+BLOCK_NAMES = {"none", "poly_nl", "non_local", "efficient_nl", "latent_gnn", "tesa"}
+PLACES = {
+    "res3": ["layer2.3"],
+    "res4": ["layer3.5"],
+    "res5": ["layer4.2"],
+    "res345": ["layer2.3", "layer3.5", "layer4.2"],
+}
+COCO = sorted(file.stem for file in FOLDER.glob("coco/[!_]*.yaml"))
+CATEGORIES = {1: "person", 90: "toothbrush"}
+
+
+def recipe_of(name: str) -> InstanceSegmentationRecipe:
+    recipe = load_recipe(name)
+    assert isinstance(recipe, InstanceSegmentationRecipe)
+    return recipe
+
+
+def test_there_are_recipes_for_every_row_of_the_paper() -> None:
+    ablation = {f"resnet50_poly_nl_{place}" for place in ("res3", "res5", "res345")}
+    assert set(COCO) == {f"resnet50_{block}" for block in BLOCK_NAMES} | ablation
+    for folder in ("coco_small", "scenes_instances"):
+        assert {file.stem for file in FOLDER.glob(f"{folder}/[!_]*.yaml")} == BLOCK_NAMES
+
+
+@pytest.mark.parametrize("name", COCO)
+def test_coco_recipes_say_the_papers_run(name: str) -> None:
+    recipe = recipe_of(f"coco/{name}")
+    assert (recipe.epochs, recipe.total_batch(8)) == (26, 16)
+    optimizer, model, data = recipe.optimizer, recipe.model, recipe.data
+    assert (optimizer.name, optimizer.momentum, optimizer.weight_decay) == ("sgd", 0.9, 1e-4)
+    assert optimizer.decay_norm_and_bias
+    assert optimizer.clip_norm is None
+    assert (model.arch, model.norm, model.trainable_stages) == ("resnet50", "frozen", 3)
+    assert (model.min_size, model.max_size, model.detector_options) == (800, 1333, {})
+    assert (model.anchor_sizes, model.roi_scale) == ((32, 64, 128, 256, 512), 224)
+    assert (model.fpn_channels, model.box_width, model.mask_widths) == (256, 1024, (256, 256, 256, 256))
+    assert data.source == "coco"
+    assert (data.flip, data.group_by_aspect, data.categories) == (0.5, True, None)
+
+
+@pytest.mark.parametrize(("processes", "batch", "lr"), [(8, 16, 0.02), (4, 8, 0.01), (1, 2, 0.0025)])
+def test_coco_rates(processes: int, batch: int, lr: float) -> None:
+    recipe = recipe_of("coco/resnet50_poly_nl")
+    assert recipe.total_batch(processes) == batch
+    # COCO's training images with an annotation.
+    steps = 117_266 // batch
+    rates = [
+        recipe.peak_lr(batch) * recipe.schedule.factor(int(epoch * steps), steps, recipe.epochs)
+        for epoch in (0, 0.14, 1, 15.99, 16, 21.99, 22, 25.99)
+    ]
+    expected = [lr / 1000, lr, lr, lr, lr / 10, lr / 10, lr / 100, lr / 100]
+    assert rates == pytest.approx(expected, rel=0.35, abs=lr / 900)
+    assert rates[1:] == pytest.approx(expected[1:], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", COCO)
+def test_coco_detectors_have_the_block_in_its_place(name: str) -> None:
+    recipe = recipe_of(f"coco/{name}")
+    # On no device: the sizes of the paper, without their memory.
+    with torch.device("meta"):
+        model = recipe.untrained().build_task(CATEGORIES).model()
+    block = recipe.model.block
+    assert name.startswith(f"resnet50_{block or 'none'}")
+    suffix = name.removeprefix(f"resnet50_{block}").removeprefix("_")
+    places = [] if block is None else PLACES[suffix or "res4"]
+    assert {where: type(found) for where, found in inserted(model).items()} == {
+        f"backbone.body.{place}.polynl_before": BLOCKS[str(block)] for place in places
+    }
+    decays = {group["weight_decay"] for group in build_optimizer(model, recipe.optimizer).param_groups[:1]}
+    assert decays == {1e-4}
+
+
+@pytest.mark.parametrize("block", sorted(BLOCK_NAMES))
+@pytest.mark.parametrize("folder", ["coco_small", "scenes_instances"])
+def test_miniatures_have_the_block(folder: str, block: str) -> None:
+    recipe = recipe_of(f"{folder}/{block}").untrained()
+    model = recipe.build_task(CATEGORIES).model()
+    assert [type(found) for found in inserted(model).values()] == ([] if block == "none" else [BLOCKS[block]])
