@@ -6,18 +6,23 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import nn
-from torchvision.models.detection import MaskRCNN
+from torch import Tensor, nn
+from torchvision.models.detection import MaskRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.ops import MultiScaleRoIAlign
 
+from polynl.models.matching import matched
 from polynl.models.placements import check_options_have_block, insert_at
 from polynl.models.pyramids import BODY, Norm, resnet_fpn
 from polynl.models.weights import load_weights
 
 ASPECT_RATIOS = (0.5, 1.0, 2.0)
+# Height by width of a face, and how the three anchors of a level are spaced.
+FACE_RATIO = 1.3
+FACE_SCALES = (1.0, 2 ** (1 / 3), 2 ** (2 / 3))
 # What `mask_rcnn` sets itself, of MaskRCNN's arguments.
 OWN_ARGUMENTS = {"backbone", "num_classes", "rpn_anchor_generator", "rpn_head", "kwargs"} | {
     f"{head}_{part}" for head in ("box", "mask") for part in ("roi_pool", "head", "predictor")
@@ -65,7 +70,7 @@ def mask_rcnn(
     128
     """
     check_options_have_block(block, options)
-    if trainable_stages is None and (weights is not None or backbone_weights is not None):
+    if trainable_stages is None and not (weights is backbone_weights is None):
         trainable_stages = 3
     backbone = resnet_fpn(
         arch,
@@ -96,8 +101,105 @@ def mask_rcnn(
     )
     if block is not None:
         insert_at(model, block, placement, body=BODY, **options)
+    _load(model, weights, weights_without, backbone_weights)
+    return model
+
+
+def face_detector(
+    arch: str = "resnet50",
+    *,
+    block: str | Callable[..., nn.Module] | None = None,
+    placement: str | Sequence[str] = "res4",
+    weights: str | os.PathLike[str] | None = None,
+    weights_without: Sequence[str] = (),
+    backbone_weights: str | os.PathLike[str] | None = None,
+    trainable_stages: int | None = None,
+    norm: Norm = "batch",
+    norm_eps: float | None = None,
+    stride_in_1x1: bool = False,
+    arch_options: Mapping[str, Any] | None = None,
+    fpn_channels: int = 256,
+    levels: Sequence[int] = (2, 3, 4, 5, 6),
+    anchor_scale: float = 4.0,
+    positive_iou: float = 0.35,
+    negative_iou: float = 0.35,
+    detector_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> FaceDetector:
+    """RetinaNet for faces, on a ResNet with a feature pyramid, with a block in it if one is named.
+
+    Three anchors at every position of every level, 1.3 times as high as wide, the smallest with a side of
+    `anchor_scale` strides; focal loss and DIoU loss. An anchor is to find a face where their IoU is at least
+    `positive_iou`, or the largest that any anchor has with it, and nothing where it is below `negative_iou`.
+    Training images are taken as they are; others are resized to a shorter side of 1,100 unless the longer one
+    would be above 1,650 then.
+    `levels`: strides are 2^level; tiny faces need level 2. All else is as for `mask_rcnn`, `detector_options`
+    are arguments of `torchvision.models.detection.RetinaNet`, and faces have the label 0.
+
+    >>> model = face_detector("resnet18", block="poly_nl", levels=(2, 3, 4, 5))
+    >>> model.backbone.body.layer3[1].polynl_before.channels
+    256
+    """
+    check_options_have_block(block, options)
+    if not 0 <= negative_iou <= positive_iou <= 1:
+        raise ValueError(
+            f"negative_iou={negative_iou}, positive_iou={positive_iou}: expected numbers from 0 to 1, the "
+            "first not above the second"
+        )
+    if trainable_stages is None and not (weights is backbone_weights is None):
+        trainable_stages = 3
+    backbone = resnet_fpn(
+        arch,
+        channels=fpn_channels,
+        levels=levels,
+        trainable_stages=trainable_stages,
+        norm=norm,
+        norm_eps=norm_eps,
+        stride_in_1x1=stride_in_1x1,
+        arch_options=arch_options,
+    )
+    sizes = tuple(tuple(anchor_scale * 2**level * scale for scale in FACE_SCALES) for level in levels)
+    settings = {"min_size": 1100, "max_size": 1650, **({} if detector_options is None else detector_options)}
+    model = FaceDetector(
+        backbone,
+        num_classes=1,
+        anchor_generator=AnchorGenerator(sizes, ((FACE_RATIO,),) * len(sizes)),
+        head=RetinaNetHead(fpn_channels, len(FACE_SCALES), 1),
+        fg_iou_thresh=positive_iou,
+        bg_iou_thresh=negative_iou,
+        _skip_resize=True,
+        **settings,
+    )
+    model.head.regression_head._loss_type = "diou"
+    if block is not None:
+        insert_at(model, block, placement, body=BODY, **options)
+    _load(model, weights, weights_without, backbone_weights)
+    return model
+
+
+class FaceDetector(RetinaNet):  # type: ignore[misc]  # torchvision has no types
+    """RetinaNet whose anchors are matched a part at a time, for images with thousands of faces."""
+
+    def compute_loss(
+        self, targets: list[dict[str, Tensor]], head_outputs: dict[str, Tensor], anchors: list[Tensor]
+    ) -> dict[str, Tensor]:
+        """The focal loss and the loss of boxes."""
+        thresholds = self.proposal_matcher.high_threshold, self.proposal_matcher.low_threshold
+        owners = [
+            matched(target["boxes"], places, positive=thresholds[0], negative=thresholds[1])
+            for target, places in zip(targets, anchors, strict=True)
+        ]
+        return self.head.compute_loss(targets, head_outputs, anchors, owners)
+
+
+def _load(
+    model: nn.Module,
+    weights: str | os.PathLike[str] | None,
+    without: Sequence[str],
+    backbone_weights: str | os.PathLike[str] | None,
+) -> None:
+    """The weights of the ResNet, then those of the whole."""
     if backbone_weights is not None:
         load_weights(model.get_submodule(BODY), backbone_weights, without=("fc",))
     if weights is not None:
-        load_weights(model, weights, weights_without)
-    return model
+        load_weights(model, weights, without)
