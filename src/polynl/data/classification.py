@@ -55,6 +55,20 @@ def read_image(path: str | os.PathLike[str]) -> Tensor:
         raise UnreadableImageError(f"{os.fspath(path)} is no readable image: {_reason(error)}") from error
 
 
+def read_or_stand_in(
+    path: str, *, stops: bool, remedy: str, read: Callable[[str], Tensor] = read_image
+) -> Tensor | Unreadable:
+    """What `read` makes of a file; one that it cannot read raises, with a remedy, or is stood in for."""
+    try:
+        return read(path)
+    except UnreadableImageError as error:
+        if not stops:
+            return Unreadable(path, str(error))
+        raise UnreadableImageError(
+            f"{error}\n{remedy}; --data.on-bad-image skip skips and counts such images."
+        ) from None
+
+
 def _decoded(content: bytes) -> Tensor:
     if not content:
         raise ValueError("the file is empty")
@@ -118,12 +132,5 @@ class FolderImages(Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int] | Unreadable:
         path, label = self._folder.samples[index]
-        try:
-            image = read_image(path)
-        except UnreadableImageError as error:
-            if not self._stops:
-                return Unreadable(path, str(error))
-            raise UnreadableImageError(
-                f"{error}\nMend or remove it; --data.on-bad-image skip skips and counts such images."
-            ) from None
-        return self._transform(image), label
+        image = read_or_stand_in(path, stops=self._stops, remedy="Mend or remove it")
+        return image if isinstance(image, Unreadable) else (self._transform(image), label)

@@ -6,6 +6,7 @@ import os
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -15,7 +16,7 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from polynl.data.classification import Unreadable, UnreadableImageError, read_image
+from polynl.data.classification import Unreadable, UnreadableImageError, read_image, read_or_stand_in
 from polynl.data.coco_annotations import Annotations, Entry, mask_of
 from polynl.errors import SettingsError
 
@@ -79,21 +80,16 @@ class CocoImages(Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Any]] | Unreadable:
         entry = self._images[index]
         path = os.path.join(self._folder, entry["file_name"])
-        try:
-            image = self._read(path, entry)
-        except UnreadableImageError as error:
-            if not self._stops:
-                return Unreadable(path, str(error))
-            raise UnreadableImageError(
-                f"{error}\nMend it, or take it out of the annotations; --data.on-bad-image skip skips and "
-                "counts such images."
-            ) from None
+        remedy = "Mend it, or take it out of the annotations"
+        image = read_or_stand_in(path, stops=self._stops, remedy=remedy, read=partial(self._read, entry))
+        if isinstance(image, Unreadable):
+            return image
         target: dict[str, Any] = {"image_id": entry["id"]}
         if not self._training:
             return image, target
         return flipped(image, target | self._instances(entry), self._flip)
 
-    def _read(self, path: str, entry: Entry) -> Tensor:
+    def _read(self, entry: Entry, path: str) -> Tensor:
         image = read_image(path)
         (height, width), said = image.shape[1:], (entry["width"], entry["height"])
         if (width, height) != said:
