@@ -26,6 +26,7 @@ from polynl.models.insert import inserted
 from polynl.models.norms import freeze_norms
 from polynl.models.weights import fitting_weights
 from polynl.tasks.base import Batch, Images, Part, Scorer, Task, readable
+from polynl.tasks.drawn import DrawnPart
 from polynl.tasks.network import NetworkPart, built, check_file
 
 Deviation = Annotated[float, Field(gt=0)]
@@ -125,28 +126,19 @@ class ImageFolderPart(Part):
         return train, val
 
 
-class ScenesPart(Part):
+class ScenesPart(DrawnPart):
     """Scenes drawn from a seed: nothing to download."""
 
-    source: Literal["scenes"]
-    """Drawn when the run begins."""
     images: int = Field(20_000, gt=0)
     """Scenes to train on."""
     val_images: int = Field(2_000, gt=0)
     """Scenes to score on."""
     size: int = Field(40, ge=16)
     """Side in pixels."""
-    difficulty: Literal["easy", "medium", "hard"] = "medium"
-    """easy: two figures; medium: also distractors, turned and tinted; hard: three figures, more of it all."""
-    seed: int = Field(0, ge=0, lt=2**32)
-    """Of the scenes."""
     mean: tuple[float, float, float] = (0.3, 0.3, 0.3)
     """Of red, green and blue from 0 to 1; the network sees (image - mean) / std."""
     std: tuple[Deviation, Deviation, Deviation] = (0.25, 0.25, 0.25)
     """See `mean`."""
-
-    def check(self) -> None:
-        """Nothing can be missing."""
 
     def classes(self) -> Sequence[str]:
         """The shapes."""
@@ -154,10 +146,7 @@ class ScenesPart(Part):
 
     def sets(self) -> tuple[Scenes, Scenes]:
         """For training and for scoring."""
-        train, val = (
-            Scenes(count, size=self.size, difficulty=self.difficulty, split=split, seed=self.seed)
-            for count, split in ((self.images, "train"), (self.val_images, "val"))
-        )
+        train, val = (Scenes(**options) for options in self.splits())
         return train, val
 
 

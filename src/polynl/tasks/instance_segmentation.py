@@ -20,6 +20,7 @@ from polynl.errors import SettingsError, near_matches
 from polynl.metrics.coco import Detection, coco_scores, detections_of, read_detections, write_detections
 from polynl.models.detectors import OWN_ARGUMENTS, mask_rcnn
 from polynl.tasks.base import Batch, DetectionScorer, DetectionTask, Images, Part, readable
+from polynl.tasks.drawn import DrawnPart
 from polynl.tasks.network import NetworkPart, built, check_file, check_known
 
 Side = Annotated[int, Field(gt=0)]
@@ -145,44 +146,20 @@ class CocoPart(Part):
         return annotations if self.categories is None else only(annotations, self.categories)
 
 
-class SceneInstancesPart(Part):
+class SceneInstancesPart(DrawnPart):
     """Scenes drawn from a seed: nothing to download."""
 
-    source: Literal["scenes"]
-    """Drawn when the run begins."""
-    images: int = Field(2_000, gt=0)
-    """Scenes to train on."""
-    val_images: int = Field(200, gt=0)
-    """Scenes to score on."""
-    size: int = Field(64, ge=16)
-    """Side in pixels."""
-    difficulty: Literal["easy", "medium", "hard"] = "medium"
-    """easy: two figures; medium: also distractors, turned and tinted; hard: three figures, more of it all."""
-    seed: int = Field(0, ge=0, lt=2**32)
-    """Of the scenes."""
     flip: float = Field(0.5, ge=0, le=1)
     """In training, the probability that an image is mirrored."""
     group_by_aspect: bool = False
     """All scenes are square."""
 
-    def check(self) -> None:
-        """Nothing can be missing."""
-
     def sets(self) -> Sets:
         """The scenes, drawn."""
-        train, val = (
-            SceneInstances(
-                count,
-                size=self.size,
-                difficulty=self.difficulty,
-                split=split,
-                seed=self.seed,
-                training=split == "train",
-                flip=self.flip,
-            )
-            for count, split in ((self.images, "train"), (self.val_images, "val"))
-        )
-        return Sets(train, val, dict(train.categories), {label: label for label in train.categories})
+        drawn_from, scored_on = self.splits()
+        train = SceneInstances(**drawn_from, training=True, flip=self.flip)
+        val = SceneInstances(**scored_on, training=False)
+        return Sets(train, val, train.categories, {label: label for label in train.categories})
 
 
 class InstanceSegmentation(DetectionTask):
