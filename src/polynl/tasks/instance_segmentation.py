@@ -16,12 +16,13 @@ from torchvision.models.detection import MaskRCNN
 from polynl.data.coco import CocoImages, aspect_groups, contiguous_labels, labels_by_id
 from polynl.data.coco_annotations import Annotations, only, read_annotations
 from polynl.data.scene_instances import SceneInstances
-from polynl.errors import SettingsError, near_matches
+from polynl.errors import SettingsError
 from polynl.metrics.coco import Detection, coco_scores, detections_of, read_detections, write_detections
 from polynl.models.detectors import OWN_ARGUMENTS, mask_rcnn
-from polynl.tasks.base import Batch, DetectionScorer, DetectionTask, Images, Part, readable
+from polynl.tasks.annotated import AnnotatedPart
+from polynl.tasks.base import Batch, DetectionScorer, DetectionTask, Images, readable
 from polynl.tasks.drawn import DrawnPart
-from polynl.tasks.network import NetworkPart, built, check_file, check_known
+from polynl.tasks.network import DetectorPart, built, check_known
 
 Side = Annotated[int, Field(gt=0)]
 
@@ -36,19 +37,9 @@ class Sets:
     category_ids: dict[int, int]
 
 
-class MaskRCNNPart(NetworkPart):
+class MaskRCNNPart(DetectorPart):
     """The detector."""
 
-    backbone_weights: Path | None = None
-    """A file with weights of the ResNet alone, as ImageNet gives them; its classifier is left out."""
-    trainable_stages: int | None = Field(None, ge=0)
-    """Of the ResNet, so many from the end are trained; unless given three, or all if there are no weights."""
-    norm: Literal["frozen", "batch", "sync"] = "frozen"
-    """Of the ResNet: values stay as they are, or batch statistics of a process, or of all (GPU only)."""
-    norm_eps: float | None = Field(None, ge=0)
-    """Of frozen norms; 0 with torchvision's COCO_V1 weights."""
-    fpn_channels: int = Field(256, gt=0)
-    """Of every map of the pyramid."""
     box_width: int = Field(1024, gt=0)
     """Channels of the box head's two layers."""
     mask_widths: Annotated[tuple[Side, ...], Field(min_length=1)] = (256, 256, 256, 256)
@@ -57,12 +48,6 @@ class MaskRCNNPart(NetworkPart):
     """Sides of anchors in pixels of the resized image, one for each level of the pyramid."""
     roi_scale: int = Field(224, gt=0)
     """The side of a box that is looked at on the map of stride 16."""
-    min_size: int | Annotated[list[Side], Field(min_length=1)] = 800
-    """Images are resized to this shorter side; of several, training draws one and scoring takes the last."""
-    max_size: int = Field(1333, gt=0)
-    """The longer side is no longer than this."""
-    detector_options: dict[str, Any] = Field({})
-    """Further arguments of torchvision's MaskRCNN, such as box_score_thresh."""
 
     @field_validator("detector_options")
     @classmethod
@@ -71,13 +56,11 @@ class MaskRCNNPart(NetworkPart):
         return options
 
 
-class CocoPart(Part):
+class CocoPart(AnnotatedPart):
     """Images on disk with annotations in COCO's format."""
 
     source: Literal["coco"]
     """Files as COCO has them."""
-    root: Path
-    """The folder that the others are in."""
     train: str = "train2017"
     """Its folder of training images."""
     val: str = "val2017"
@@ -90,26 +73,8 @@ class CocoPart(Part):
     """Names of those to learn and to score; all unless given."""
     category_ids: Literal["keep", "renumber"] = "keep"
     """keep: the model knows categories by their ids, as torchvision's COCO weights do; or from 1 on."""
-    flip: float = Field(0.5, ge=0, le=1)
-    """In training, the probability that an image is mirrored."""
     group_by_aspect: bool = True
     """In training, make batches of images of like shapes, so that little is padded."""
-    on_bad_image: Literal["stop", "skip"] = "stop"
-    """What to do about an image that cannot be decoded: stop with its path, or skip and count it."""
-
-    def check(self) -> None:
-        """Folders and files are there."""
-        if not self.root.is_dir():
-            raise SettingsError(f"data.root: there is no folder {self.root}. Give yours: --data.root DIR")
-        for key in ("train", "val", "train_annotations", "val_annotations"):
-            path = self.root / getattr(self, key)
-            if not (path.is_file() if key.endswith("annotations") else path.is_dir()):
-                there = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-                kind = "file" if key.endswith("annotations") else "folder"
-                raise SettingsError(
-                    f"data.{key}: there is no {kind} {path}.{near_matches(path.name, sorted(there))} "
-                    f"Give yours, relative to data.root: --data.{key.replace('_', '-')} NAME"
-                )
 
     def sets(self) -> Sets:
         """All that the annotations say, checked."""
@@ -140,9 +105,8 @@ class CocoPart(Part):
             category_ids={label: category for category, label in labels.items()},
         )
 
-    def _annotations(self, split: str) -> Annotations:
-        folder, file = getattr(self, split), getattr(self, f"{split}_annotations")
-        annotations = read_annotations(self.root / file, self.root / folder)
+    def _annotations(self, split: Literal["train", "val"]) -> Annotations:
+        annotations = read_annotations(*self.places(split))
         return annotations if self.categories is None else only(annotations, self.categories)
 
 
@@ -191,8 +155,7 @@ class InstanceSegmentation(DetectionTask):
     def check(self) -> None:
         """The data and the weights are there, and the detector can be built."""
         self._data.check()
-        check_file("model.weights", self._model.weights)
-        check_file("model.backbone_weights", self._model.backbone_weights)
+        self._model.check_files()
         self.model()
 
     def train_set(self) -> Images:
@@ -214,19 +177,7 @@ class InstanceSegmentation(DetectionTask):
 
     def model(self) -> nn.Module:
         """The detector, with an output for every label and for the background."""
-        part = self._model
-        return built(
-            mask_rcnn,
-            part.arch,
-            num_classes=max(self.labels()) + 1,
-            detector_options={
-                **part.detector_options,
-                "min_size": part.min_size,
-                "max_size": part.max_size,
-            },
-            **part.options,
-            **part.model_dump(exclude={"arch", "options", "detector_options", "min_size", "max_size"}),
-        )
+        return built(mask_rcnn, num_classes=max(self.labels()) + 1, **self._model.arguments())
 
     def losses(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Of the proposals and of the two heads."""

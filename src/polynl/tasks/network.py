@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torchvision
 from pydantic import Field, ValidationInfo, field_validator
@@ -19,6 +19,8 @@ from polynl.tasks.base import Part
 
 # What the recipe says elsewhere, or cannot say.
 NO_ARCH_OPTIONS = {"block", "layers", "num_classes", "zero_init_residual", "norm_layer"}
+
+Side = Annotated[int, Field(gt=0)]
 
 
 class NetworkPart(Part):
@@ -81,6 +83,42 @@ class NetworkPart(Part):
             except TypeError as error:
                 raise ValueError(str(error)) from None
         return options
+
+
+class DetectorPart(NetworkPart):
+    """A detector on a ResNet with a feature pyramid."""
+
+    backbone_weights: Path | None = None
+    """A file with weights of the ResNet alone, as ImageNet gives them; its classifier is left out."""
+    trainable_stages: int | None = Field(None, ge=0)
+    """Of the ResNet, so many from the end are trained; unless given three, or all if there are no weights."""
+    norm: Literal["frozen", "batch", "sync"] = "frozen"
+    """Of the ResNet: values stay as they are, or batch statistics of a process, or of all (GPU only)."""
+    norm_eps: float | None = Field(None, ge=0)
+    """Of frozen norms; 0 with torchvision's COCO_V1 weights."""
+    fpn_channels: int = Field(256, gt=0)
+    """Of every map of the pyramid."""
+    min_size: Side | Annotated[list[Side], Field(min_length=1)] = 800
+    """Images are resized to this shorter side; of several, training draws one and scoring takes the last."""
+    max_size: Side = 1333
+    """The longer side is no longer than this."""
+    detector_options: dict[str, Any] = Field({})
+    """Further arguments of torchvision's detector, such as nms_thresh."""
+
+    def check_files(self) -> None:
+        """The weights are there."""
+        check_file("model.weights", self.weights)
+        check_file("model.backbone_weights", self.backbone_weights)
+
+    def arguments(self) -> dict[str, Any]:
+        """All of it, as the functions of `polynl.models.detectors` take it."""
+        sizes = {"min_size": self.min_size, "max_size": self.max_size}
+        elsewhere = {"options", "detector_options", *sizes}
+        return {
+            **self.model_dump(exclude=elsewhere),
+            **self.options,
+            "detector_options": {**self.detector_options, **sizes},
+        }
 
 
 def check_known(
