@@ -142,6 +142,39 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
+class EvaluateFaces:
+    """Score the faces that any detector found as WIDER FACE does: AP of its Easy, Medium and Hard ones."""
+
+    predictions: tyro.conf.Positional[Path]
+    """Folder with EVENT/IMAGE.txt for every image: its name, a count, and lines of x y w h score."""
+    ground_truth: Path
+    """Folder of the official wider_face_val.mat and wider_{easy,medium,hard}_val.mat."""
+    curves: Path = Path("wider_face.png")
+    """File for the three precision–recall curves."""
+    partial: bool = False
+    """Score those images that there are predictions of, instead of asking for all."""
+
+    def run(self, console: Console) -> None:
+        """See :func:`polynl.metrics.wider_face.wider_face_evaluation`."""
+        from polynl.metrics.wider_face import wider_face_evaluation
+        from polynl.metrics.wider_face_files import read_ground_truth, read_predictions
+        from polynl.metrics.wider_face_plots import draw_curves
+
+        if self.curves.is_dir():
+            raise SettingsError(f"--curves: {self.curves} is a folder; give the name of a file.")
+        truth = read_ground_truth(self.ground_truth)
+        found = read_predictions(self.predictions, truth, partial=self.partial)
+        evaluation = wider_face_evaluation(truth.only(found), found)
+        for subset, ap in evaluation.ap.items():
+            console.print(f"{subset.capitalize():>8} {ap:.5f}", highlight=False)
+        draw_curves(evaluation, self.curves)
+        images = f"{len(found):,} of {len(truth):,} images" if len(found) < len(truth) else "all images"
+        console.print(
+            escape(f"On {images}; the curves are in {self.curves}."), highlight=False, soft_wrap=True
+        )
+
+
+@dataclass(frozen=True)
 class Predict:
     """Draw what a trained detector finds in images: boxes, masks and names; and write it down as JSON.
 
@@ -234,6 +267,7 @@ COMMANDS = Group(
         "reproduce": Reproduce,
         "train": Train,
         "evaluate": Evaluate,
+        "evaluate-faces": EvaluateFaces,
         "predict": Predict,
         "bench": Group(
             "Measure what layers and networks cost on this machine.",

@@ -6,20 +6,25 @@ import os
 from pathlib import Path
 
 
-def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
-    """Write to a temporary file in the same folder, flush it to the disk, and give it the name."""
+def write_atomically(path: Path, content: str | bytes | memoryview, *, durable: bool = True) -> None:
+    """Write to a temporary file in the same folder, flush it to the disk, and give it the name.
+
+    Without `durable` a power cut may lose it: for thousands of small files, which would take long to flush.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with open(temporary, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _flush_folder(path.parent)
+    if durable:
+        _flush_folder(path.parent)
 
 
 def _flush_folder(folder: Path) -> None:

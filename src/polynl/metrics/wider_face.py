@@ -1,0 +1,264 @@
+"""WIDER FACE's average precision of its Easy, Medium and Hard faces.
+
+The protocol, with boxes x, y, w, h:
+
+1. The scores of all detections of all images are brought to 0 … 1 together: the lowest becomes 0, the
+   highest 1.
+2. A detection belongs to the face of its image that it overlaps most, of equal ones the first, if their IoU
+   is at least 0.5, and else to none. Its far corner is (x + w, y + h) and belongs to the box as a pixel does:
+   a box is w + 1 wide and h + 1 high.
+3. A subset counts some of an image's faces; the others are ignored. A detection that belongs to an ignored
+   face is no detection. A counted face is found once; further detections of it are mistakes, as are those
+   that belong to no face.
+4. At each of the thresholds 0.999, 0.998, … 0, over all images: recall = found faces ÷ counted faces,
+   precision = found faces ÷ detections, both by the detections whose score reaches the threshold.
+5. AP = the area below the precision made monotone: at each recall, the best at this recall or beyond.
+
+A detection's face does not depend on other detections. So a face is found at every threshold up to the best
+score that belongs to it, and two counts of sorted scores are the whole curve: nothing is matched threshold by
+threshold, and the order of detections is of no importance.
+
+Two programs are in use: the official one in Matlab, and a Python port (WiderFace-Evaluation), by which many
+results are published. They agree with each other and with this module for scores in 0 … 1, sorted in the
+files. Where they do not, this is done here:
+
+- Order: Matlab sorts the detections of an image by their scores; the port takes the order of the file and is
+  wrong for unsorted ones. Here any order gives what the sorted one gives.
+- Range of scores: where all are above 1 the port takes 1 for the lowest, where all are below 0 it takes 0 for
+  the highest, and fewer thresholds separate what is left; Matlab does the latter only. Here the range is that
+  of the scores, so that scaling or shifting them changes nothing.
+- All scores equal: both divide by zero and find nothing. Here all detections reach every threshold, so that
+  the curve has one point.
+- Images without any face: both leave out their detections; so does this.
+- An image without predictions: Matlab takes it for one without detections, the port stops; so does this.
+- Arithmetic: the port's is in float64, as here. Not every copy of the Matlab code turns the faces, which are
+  int32, to double; without it Matlab rounds overlaps to 0 or 1, and the first face above 0.5 is taken.
+
+One of the official Hard faces is -2 wide and overlaps nothing: no detector finds more than 31,957 of 31,958.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from polynl.errors import SettingsError, near_matches
+
+SUBSETS = ("easy", "medium", "hard")
+
+Array = np.ndarray[Any, Any]
+# An image is its event and its name without suffix: ("0--Parade", "0_Parade_marchingband_1_465").
+Image = tuple[str, str]
+# For each image an array (k, 5) of x, y, w, h, score.
+Predictions = Mapping[Image, Array]
+
+_THRESHOLDS = 1 - np.arange(1, 1001) / 1000
+_MIN_IOU = 0.5
+# Detections × faces compared at a time, which bounds the memory at some 10 MB an array.
+_MOST_PAIRS = 1 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class Faces:
+    """The faces of an image: boxes (n, 4) as x, y, w, h, and by subset the rows of those that count."""
+
+    boxes: Array
+    counted: Mapping[str, Array]
+
+
+@dataclass(frozen=True, eq=False)
+class GroundTruth(Mapping[Image, Faces]):
+    """The faces of each image; iterates over the images, (event, name)."""
+
+    images: Mapping[Image, Faces]
+
+    def __getitem__(self, image: Image) -> Faces:
+        return self.images[image]
+
+    def __iter__(self) -> Iterator[Image]:
+        return iter(self.images)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def events(self) -> list[str]:
+        """Every event once, in the order of the images."""
+        return list(dict.fromkeys(event for event, _ in self.images))
+
+    def count(self, subset: str) -> int:
+        """How many faces count in a subset."""
+        return sum(len(faces.counted[subset]) for faces in self.images.values())
+
+    def only(self, images: Iterable[Image]) -> GroundTruth:
+        """The part of it that is about these images."""
+        chosen = set(images)
+        for image in sorted(chosen):
+            _check_known(image, self, "an image to score")
+        return GroundTruth({image: faces for image, faces in self.images.items() if image in chosen})
+
+
+@dataclass(frozen=True)
+class WiderFaceEvaluation:
+    """By subset the AP from 0 to 1, and the curve (recall, precision) along falling thresholds.
+
+    A curve begins at the first threshold with a detection. A subset without a face is in neither.
+    """
+
+    ap: dict[str, float]
+    curves: dict[str, tuple[Array, Array]]
+
+
+def wider_face_scores(truth: GroundTruth, predictions: Predictions) -> dict[str, float]:
+    """Percent of AP: easy_ap, medium_ap, hard_ap, without those that have no face."""
+    ap = wider_face_evaluation(truth, predictions).ap
+    return {f"{subset}_ap": 100 * value for subset, value in ap.items()}
+
+
+def wider_face_evaluation(truth: GroundTruth, predictions: Predictions) -> WiderFaceEvaluation:
+    """Score predictions for exactly the images of the ground truth, by the protocol above.
+
+    >>> boxes = np.array([[10.0, 10, 20, 20], [50, 10, 4, 4]])  # one large face, one that only Hard counts
+    >>> counted = {"easy": np.array([0]), "medium": np.array([0]), "hard": np.array([0, 1])}
+    >>> truth = GroundTruth({("0--Parade", "band"): Faces(boxes, counted)})
+    >>> found = np.array([[11, 10, 20, 20, 0.9], [80, 80, 9, 9, 0.5]])  # the large one, and a mistake
+    >>> wider_face_evaluation(truth, {("0--Parade", "band"): found}).ap
+    {'easy': 1.0, 'medium': 1.0, 'hard': 0.5}
+    """
+    found = checked_predictions(truth, predictions)
+    face, score = _matches(truth, found)
+    best = np.full(sum(len(faces.boxes) for faces in truth.values()), -1.0)
+    np.maximum.at(best, face[face >= 0], score[face >= 0])
+    evaluation = WiderFaceEvaluation({}, {})
+    for subset in SUBSETS:
+        counts = _counts(truth, subset)
+        if counts.any():
+            ignored = (face >= 0) & ~np.append(counts, False)[face]
+            curve = _curve(best[counts], score[~ignored])
+            evaluation.curves[subset] = curve
+            evaluation.ap[subset] = _average_precision(*curve)
+    return evaluation
+
+
+def checked_predictions(truth: GroundTruth, predictions: Predictions) -> dict[Image, Array]:
+    """Float64 (k, 5) for each image of the ground truth, or a SettingsError that names what is wrong."""
+    for image in predictions:
+        _check_known(image, truth, "an image of the predictions")
+    if missing := [image for image in truth if image not in predictions]:
+        raise SettingsError(
+            f"{'/'.join(missing[0])} has no predictions, as {len(missing):,} of {len(truth):,} images: "
+            "where nothing is found, give an array of shape (0, 5)."
+        )
+    return {image: checked_detections(image, predictions[image]) for image in truth}
+
+
+def checked_detections(image: Image, detections: Any) -> Array:
+    """Float64 (k, 5), or a SettingsError that names the first wrong row."""
+    array = np.asarray(detections, dtype=np.float64)
+    if array.size == 0:
+        return np.zeros((0, 5))
+    name = "/".join(image)
+    if array.ndim != 2 or array.shape[1] != 5:
+        raise SettingsError(
+            f"predictions of {name} have the shape {array.shape}: expected (k, 5), x, y, w, h, score."
+        )
+    wrong = ~np.isfinite(array).all(1) | (array[:, 2:4] < 0).any(1)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise SettingsError(
+            f"predictions of {name}, row {row} is {array[row].tolist()}: expected finite x, y, w, h, score, "
+            "with w and h from 0 on."
+        )
+    return array
+
+
+def _check_known(image: Image, truth: GroundTruth, what: str) -> None:
+    if image not in truth.images:
+        names = ["/".join(known) for known in truth]
+        raise SettingsError(
+            f"{what} is {image!r}, which is none of the ground truth's (event, name without suffix)."
+            f"{near_matches('/'.join(map(str, image)), names)}"
+        )
+
+
+def _matches(truth: GroundTruth, found: Mapping[Image, Array]) -> tuple[Array, Array]:
+    """Of each detection in an image with faces: its face, numbered over all images, or -1; and its score."""
+    low, high = _range_of_scores(found)
+    places, scores = [np.zeros(0, dtype=np.intp)], [np.zeros(0)]
+    first = 0
+    for image, faces in truth.items():
+        detections = found[image]
+        if len(faces.boxes) and len(detections):
+            best = _best_faces(detections[:, :4], faces.boxes)
+            places.append(np.where(best >= 0, best + first, -1))
+            scores.append(detections[:, 4])
+        first += len(faces.boxes)
+    score = np.concatenate(scores)
+    return np.concatenate(places), (score - low) / (high - low) if high > low else np.ones_like(score)
+
+
+def _range_of_scores(found: Mapping[Image, Array]) -> tuple[float, float]:
+    scores = [detections[:, 4] for detections in found.values() if len(detections)]
+    return (min(map(np.min, scores)), max(map(np.max, scores))) if scores else (0.0, 0.0)
+
+
+def _best_faces(detections: Array, faces: Array) -> Array:
+    """For each of the boxes (k, 4) the row of the face that it overlaps most, or -1."""
+    rows = max(1, _MOST_PAIRS // len(faces))
+    slabs = [detections[start : start + rows] for start in range(0, len(detections), rows)]
+    return np.concatenate([_best_faces_at_once(slab, faces) for slab in slabs])
+
+
+def _best_faces_at_once(detections: Array, faces: Array) -> Array:
+    overlaps = _overlaps(detections, faces)
+    best = overlaps.argmax(1)
+    return np.where(overlaps[np.arange(len(best)), best] >= _MIN_IOU, best, -1)
+
+
+def _overlaps(detections: Array, faces: Array) -> Array:
+    """IoU (k, n) of boxes x, y, w, h whose far corners are pixels of theirs."""
+    widths, width, face_width = _shared(detections[:, 0::2], faces[:, 0::2])
+    heights, height, face_height = _shared(detections[:, 1::2], faces[:, 1::2])
+    # Without the test for both, two negative sides would make an area.
+    common = np.where((widths > 0) & (heights > 0), widths * heights, 0.0)
+    union = width * height + face_width * face_height - common
+    return np.divide(common, union, out=np.zeros_like(common), where=common > 0)
+
+
+def _shared(spans: Array, others: Array) -> tuple[Array, Array, Array]:
+    """Along one axis, of spans (k, 2) and others (n, 2), both start and size: the lengths that each two share
+    (k, n), below 1 where they do not, and the lengths of the spans (k, 1) and of the others (n,)."""
+    start, other_start = spans[:, :1], others[:, 0]
+    end, other_end = start + spans[:, 1:], other_start + others[:, 1]
+    shared = np.minimum(end, other_end) - np.maximum(start, other_start) + 1
+    return shared, end - start + 1, other_end - other_start + 1
+
+
+def _counts(truth: GroundTruth, subset: str) -> Array:
+    """Whether each face, numbered over all images, counts."""
+    parts = [np.zeros(0, dtype=bool)]
+    for faces in truth.values():
+        part = np.zeros(len(faces.boxes), dtype=bool)
+        part[faces.counted[subset]] = True
+        parts.append(part)
+    return np.concatenate(parts)
+
+
+def _curve(best: Array, scores: Array) -> tuple[Array, Array]:
+    """Recall and precision of counted faces by their best scores and of detections by theirs."""
+    found, detections = _reaching(best), _reaching(scores)
+    some = detections > 0
+    return found[some] / len(best), found[some] / detections[some]
+
+
+def _reaching(scores: Array) -> Array:
+    """How many scores reach each threshold."""
+    return len(scores) - np.searchsorted(np.sort(scores), _THRESHOLDS, side="left")
+
+
+def _average_precision(recall: Array, precision: Array) -> float:
+    best_from_here = np.maximum.accumulate(precision[::-1])[::-1]
+    return float((np.diff(recall, prepend=0.0) * best_from_here).sum())
