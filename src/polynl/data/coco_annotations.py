@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import posixpath
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +12,7 @@ from typing import Any
 
 from pycocotools import mask as coco_mask
 
+from polynl.data.listed_files import check_there, leaves
 from polynl.errors import SettingsError, near_matches
 from polynl.segmentations import FURTHEST, are_coordinates, encoded, shown, wrong_segmentation
 
@@ -39,7 +38,7 @@ def read_annotations(path: Path, folder: Path) -> Annotations:
     images = _by_id(path, "images", content["images"], _wrong_image)
     wrong = partial(_wrong_annotation, images=images, categories=categories)
     annotations = _by_id(path, "annotations", content["annotations"], wrong)
-    _check_files(path, folder, content["images"])
+    check_there((image["file_name"] for image in content["images"]), folder, annotations=path)
     for entry in annotations.values():
         entry.setdefault("iscrowd", 0)
         if "area" not in entry:
@@ -126,18 +125,12 @@ def _wrong_image(entry: Entry) -> str | None:
     name = entry.get("file_name")
     if not isinstance(name, str) or not name:
         return _unexpected(entry, "file_name", "a text")
-    if _leaves(name):
+    if leaves(name):
         return _unexpected(entry, "file_name", "a path that is relative to the folder and stays in it")
     for side in ("width", "height"):
         if type(entry.get(side)) is not int or entry[side] <= 0:
             return _unexpected(entry, side, "a whole number above 0")
     return None
-
-
-def _leaves(name: str) -> bool:
-    """Whether a path leads out of its folder, on any system."""
-    parts = name.replace("\\", "/").split("/")
-    return not parts[0] or ".." in parts or parts[0][1:2] == ":" or "\0" in name
 
 
 def _wrong_annotation(entry: Entry, *, images: dict[int, Entry], categories: dict[int, Entry]) -> str | None:
@@ -161,19 +154,3 @@ def _wrong_annotation(entry: Entry, *, images: dict[int, Entry], categories: dic
 def _unexpected(entry: Entry, key: str, expected: str) -> str:
     found = f"its {key} is {shown(entry[key])}" if key in entry else f"it has no {key}"
     return f"{found}: expected {expected}"
-
-
-def _check_files(path: Path, folder: Path, images: list[Entry]) -> None:
-    names = [posixpath.split(image["file_name"]) for image in images]
-    there: set[tuple[str, str]] = set()
-    try:
-        for below in {below for below, _ in names}:
-            if (folder / below).is_dir() or not below:
-                with os.scandir(folder / below) as entries:
-                    there.update((below, entry.name) for entry in entries if entry.is_file())
-    except OSError as error:
-        raise SettingsError(f"{error.filename}, with images, cannot be read: {error.strerror}.") from None
-    missing = [posixpath.join(*name) for name in names if name not in there]
-    if missing:
-        some = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
-        raise SettingsError(f"{path}: {len(missing):,} of {len(names):,} images are not in {folder}: {some}.")

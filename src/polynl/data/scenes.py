@@ -187,7 +187,7 @@ def draw_scenes(
     """The scenes of a split and their pictures, (n, 3, size, size) as uint8, at most `CHUNK` at a time."""
     wanted = DIFFICULTIES[difficulty]
     for first in range(0, count, CHUNK):
-        generator = torch.Generator().manual_seed(_seed_of(seed, split, first // CHUNK))
+        generator = torch.Generator().manual_seed(seed_of(seed, split, first // CHUNK))
         scenes = sample_scenes(CHUNK, wanted, generator)
         noise = torch.randn(CHUNK, 3, size, size, generator=generator).mul_(wanted.noise)
         scenes = scenes[: count - first]
@@ -231,5 +231,6 @@ class Scenes(Dataset[tuple[Tensor, int]]):
         return self.images[index], self.labels[index]
 
 
-def _seed_of(seed: int, split: str, chunk: int) -> int:
+def seed_of(seed: int, split: str, chunk: int) -> int:
+    """Of a chunk of a split; no two have the same."""
     return (seed * len(SPLITS) + SPLITS.index(split)) * 1_000_003 + chunk

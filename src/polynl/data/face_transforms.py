@@ -1,0 +1,94 @@
+"""What is done to images with faces in training: square patches of random size and place."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional
+
+
+class FacePatch:
+    """A square patch of random size and place, resized to `size`; its colours distorted, mirrored or not.
+
+    The patch's side is a fraction of the image's shorter one, drawn evenly from `scale`, as RetinaFace has
+    it. A face is in it if the centre of its box is, and the box is clipped to the patch. A patch without a
+    face is drawn again, up to `attempts` patches in all, if the image has any; then it is taken as it is.
+
+    `distort` is the probability of each distortion (torchvision's RandomPhotometricDistort: brightness,
+    contrast, saturation, hue, order of channels), `flip` that of mirroring. Faces whose shorter side is below
+    `min_face` pixels once resized are left out, which is to say learnt as background.
+
+    Everything is drawn from torch's global generator.
+
+    >>> patch = FacePatch(64, scale=(0.5, 0.5), distort=0.0, flip=0.0)
+    >>> image, boxes = patch(torch.zeros(3, 96, 128, dtype=torch.uint8), torch.tensor([[0.0, 0, 128, 96]]))
+    >>> tuple(image.shape), boxes.tolist()
+    ((3, 64, 64), [[0.0, 0.0, 64.0, 64.0]])
+    """
+
+    def __init__(
+        self,
+        size: int = 640,
+        *,
+        scale: tuple[float, float] = (0.3, 1.0),
+        attempts: int = 50,
+        min_face: float = 0.0,
+        distort: float = 0.5,
+        flip: float = 0.5,
+    ) -> None:
+        if size < 1:
+            raise ValueError(f"size {size}: expected a number of pixels above 0.")
+        if not 0 < scale[0] <= scale[1] <= 1:
+            raise ValueError(
+                f"scale {scale}: expected two fractions above 0 and up to 1, the smaller one first."
+            )
+        if attempts < 1:
+            raise ValueError(f"attempts {attempts}: expected at least 1.")
+        if not min_face >= 0:
+            raise ValueError(f"min_face {min_face}: expected a number of pixels from 0 on.")
+        for name, value in (("distort", distort), ("flip", flip)):
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name} {value}: expected a probability.")
+        self.size, self.scale, self.attempts, self.min_face = size, scale, attempts, min_face
+        self._distort = v2.RandomPhotometricDistort(p=distort)
+        self._flip = v2.RandomHorizontalFlip(flip)
+
+    def __call__(self, image: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
+        """Of an image (3, h, w) and boxes (k, 4), left, top, right and bottom edge; boxes become float32."""
+        boxes = boxes.float()
+        top, left, side, kept = self._patch(image, boxes)
+        cropped = (functional.crop(part, top, left, side, side) for part in _as_tv(image, boxes[kept]))
+        # Before resizing: most patches are smaller than what they are resized to.
+        distorted = self._distort(*cropped)
+        resized = (functional.resize(part, [self.size, self.size], antialias=True) for part in distorted)
+        return _plain(*self._flip(*resized))
+
+    def _patch(self, image: Tensor, boxes: Tensor) -> tuple[int, int, int, Tensor]:
+        """Top and left edge, side, and which faces are in it, (k,)."""
+        height, width = image.shape[1:]
+        for _ in range(self.attempts if len(boxes) else 1):
+            fraction = self.scale[0] + (self.scale[1] - self.scale[0]) * torch.rand(()).item()
+            side = max(1, round(fraction * min(height, width)))
+            top, left = (int(torch.randint(whole - side + 1, ())) for whole in (height, width))
+            kept = self._inside(boxes, top, left, side)
+            if kept.any():
+                break
+        return top, left, side, kept
+
+    def _inside(self, boxes: Tensor, top: int, left: int, side: int) -> Tensor:
+        low = boxes.new_tensor([left, top])
+        centres = (boxes[:, :2] + boxes[:, 2:]) / 2 - low
+        edges = (boxes - low.repeat(2)).clamp(0, side) * (self.size / side)
+        shorter = (edges[:, 2:] - edges[:, :2]).amin(1)
+        return ((centres >= 0) & (centres < side)).all(1) & (shorter > 0) & (shorter >= self.min_face)
+
+
+def _as_tv(image: Tensor, boxes: Tensor) -> tuple[tv_tensors.Image, tv_tensors.BoundingBoxes]:
+    boxes = tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=tuple(image.shape[1:]))
+    return tv_tensors.Image(image), boxes
+
+
+def _plain(image: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
+    return image.as_subclass(Tensor), boxes.as_subclass(Tensor)
