@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "train": {"train", "tasks", "models", "environment", "errors", "files"},
     "predict": {"predict", "train", "tasks", "models", "metrics", "data", "errors", "files"},
     "errors": set(),
-    "files": set(),
+    "files": {"errors"},
     "segmentations": set(),
     "environment": {"polynl"},
     "reproduce": {"reproduce", "train", "bench", "environment", "errors", "files"},

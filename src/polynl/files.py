@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
+
+from polynl.errors import SettingsError
 
 
 def write_atomically(path: Path, content: str | bytes | memoryview, *, durable: bool = True) -> None:
@@ -37,3 +41,17 @@ def _flush_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_json(path: Path) -> Any:
+    """The content of a file, or a SettingsError that says where it is no JSON."""
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        what = f"{error.msg.removesuffix(' at')} at {place}"
+        raise SettingsError(f"{path} is no JSON, or not all of it: {what}.") from None
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"{path} is no JSON: {error}.") from None

@@ -14,6 +14,7 @@ _NUMBERS = frozenset((int, float))
 
 _short = reprlib.Repr()
 _short.maxstring, _short.maxother, _short.maxlist = 100, 100, 8
+_short.maxlevel = 2
 
 
 def shown(value: Any) -> str:

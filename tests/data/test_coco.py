@@ -168,6 +168,14 @@ def test_aspect_groups_are_those_of_the_reference(tmp_path: Path) -> None:
     assert dataset(tmp_path, content).aspect_ratios == [1.2], "of the images that are left"
 
 
+def test_a_box_that_float32_would_lose_is_dropped(tmp_path: Path) -> None:
+    content = small()
+    content["annotations"].append(instance(99, 7, bbox=[0, 5, 1e-7, 3]))
+    _, target = sample(dataset(tmp_path, content, flip=1.0), 1)
+    assert len(target["boxes"]) == 1
+    assert (target["boxes"][:, 2:] > target["boxes"][:, :2]).all()
+
+
 # Mirroring
 
 

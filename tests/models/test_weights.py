@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from polynl.models.insert import insert
 from polynl.models.weights import damaged_entry, load_weights
 
 
@@ -87,3 +88,12 @@ def test_damage_is_found_in_bytes_and_in_the_mark_of_a_folder(tmp_path: Path, la
     for place in (weight + 5, mark):
         path.write_bytes(content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :])
         assert damaged_entry(path) == "w/data/0"
+
+
+def test_a_trained_model_has_its_block(tmp_path: Path) -> None:
+    plain = nn.Sequential(nn.Conv2d(3, 8, 1))
+    torch.save(plain.state_dict(), tmp_path / "plain.pth")
+    model = insert(nn.Sequential(nn.Conv2d(3, 8, 1)), "poly_nl", after="0")
+    load_weights(model, tmp_path / "plain.pth")
+    with pytest.raises(ValueError, match=r"missing: 0\.polynl_after\.alpha"):
+        load_weights(model, tmp_path / "plain.pth", trained=True)

@@ -224,6 +224,57 @@ def test_the_folder_is_a_file(folder: Path, images: Path, tmp_path: Path, capsys
     assert (tmp_path / "out").read_text() == "mine"
 
 
+def test_images_are_not_replaced_by_their_pictures(
+    folder: Path, images: Path, tmp_path: Path, capsys: Any
+) -> None:
+    shutil.copytree(images, tmp_path / "mine")
+    before = (tmp_path / "mine" / "a.png").read_bytes()
+    code, _, err = predict(
+        capsys, tmp_path / "mine", tmp_path / "mine", "--checkpoint", folder / "best.safetensors"
+    )
+    assert code == 2
+    assert f"--out: {tmp_path / 'mine' / 'a.png'} is one of the images; choose a folder" in err
+    assert (tmp_path / "mine" / "a.png").read_bytes() == before
+
+
+def test_a_thin_image_is_skipped(folder: Path, images: Path, tmp_path: Path, capsys: Any) -> None:
+    Image.new("RGB", (600, 4)).save(tmp_path / "thin.png")
+    words = [tmp_path / "thin.png", images / "a.png", "--checkpoint", folder / "best.safetensors"]
+    code, shown, _ = predict(capsys, tmp_path / "out", *words)
+    assert code == 1
+    assert "thin.png is 600 wide and 4 high, more than 50 times as long as thin" in shown
+    assert (tmp_path / "out" / "detections.json").is_file()
+
+
+def test_photos_are_turned_upright(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was held on its side
+    Image.new("RGB", (90, 60), "red").save(tmp_path / "photo.jpg", exif=exif)
+    words = [tmp_path / "photo.jpg", "--checkpoint", folder / "best.safetensors"]
+    assert predict(capsys, tmp_path / "out", *words)[0] == 0
+    (entry,) = json.loads((tmp_path / "out" / "detections.json").read_text())["images"]
+    assert (entry["width"], entry["height"]) == (60, 90)
+
+
+def test_a_folder_that_cannot_be_written_to(folder: Path, images: Path, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "file").write_text("")
+    code, _, err = predict(
+        capsys, tmp_path / "file" / "out", images, "--checkpoint", folder / "best.safetensors"
+    )
+    assert code == 2
+    assert "--out: " in err
+    assert "cannot be written to: Not a directory." in err
+
+
+def test_torchrun_is_not_for_it(
+    folder: Path, images: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, _, err = predict(capsys, tmp_path, images, "--checkpoint", folder / "best.safetensors")
+    assert code == 2
+    assert "predict needs one process" in err
+
+
 # Drawing
 
 
@@ -258,3 +309,10 @@ def test_boxes_without_masks() -> None:
     canvas = drawn(image, {"boxes": torch.tensor([[10.0, 60.0, 400.0, 500.0]])}, ["face 0.99"])
     assert (canvas[:, 300, 200] == 7).all()
     assert (canvas[:, 300, 10] == torch.tensor(COLOURS[0])).all()
+
+
+def test_long_images_are_not_enlarged_without_end() -> None:
+    image = torch.zeros(3, 40, 1500, dtype=torch.uint8)
+    masks = torch.ones(1, 40, 1500, dtype=torch.bool)
+    found = {"boxes": torch.tensor([[0.0, 0.0, 1500.0, 40.0]]), "masks": masks}
+    assert drawn(image, found, ["bar 0.9"]).shape == (3, 43, 1600)

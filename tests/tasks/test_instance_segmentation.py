@@ -291,8 +291,14 @@ def test_labels_of_a_trained_model_need_no_data() -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("--model.weights nowhere.pth", "model.weights: there is no file nowhere.pth."),
-        ("--model.backbone-weights no.pth", "model.backbone_weights: there is no file no.pth."),
+        (
+            "--model.weights nowhere.pth",
+            "model.weights: there is no file nowhere.pth. Give yours: --model.weights FILE",
+        ),
+        (
+            "--model.backbone-weights no.pth",
+            "model.backbone_weights: there is no file no.pth. Give yours: --model.backbone-weights FILE",
+        ),
         ("--model.placement res5", "model: placement 'res5' needs a layer4, and IntermediateLayerGetter"),
         ("--model.anchor-sizes [8,16]", "model: anchor_sizes=[8.0, 16.0]: expected 3 numbers"),
         ("--data.source coco --data.root nowhere", "data.root: there is no folder nowhere. Give yours"),
@@ -309,6 +315,15 @@ def test_a_recipe_that_cannot_be_run(words: str, expected: str) -> None:
     [
         ("--model.detector-options.box_nms_tresh 0.4", "MaskRCNN has no option 'box_nms_tresh'. Perhaps"),
         ("--model.detector-options.box_head 3", "MaskRCNN has no option 'box_head'."),
+        (
+            "--model.detector-options.box_nms_thresh x",
+            "box_nms_thresh of MaskRCNN: expected a number, got 'x'",
+        ),
+        (
+            "--model.detector-options.image_mean [0.5]",
+            "image_mean of MaskRCNN: expected three numbers, got [0.5]",
+        ),
+        ("--model.min-size 0", "model.min_size"),
         ("--model.mask-widths []", "model.mask_widths: "),
         ("--model.min-size []", "model.min_size: "),
         ("--model.anchor-sizes [8,-1,3]", "model.anchor_sizes.1: expected greater than 0 (got -1)"),
@@ -336,9 +351,37 @@ def test_a_folder_or_file_that_is_not_there(
     assert f"{name}.{hint}" in message
 
 
+def test_scoring_needs_no_training_images(coco: Callable[..., list[str]], tmp_path: Path) -> None:
+    words = coco()
+    words[words.index("--data.train") + 1] = "gone"
+    words[words.index("--data.train-annotations") + 1] = "gone.json"
+    task = task_of(*words, "--model.weights", "gone.pth")
+    task.check(training=False)
+    assert len(task.val_set()) == 3
+    assert len(task.labels()) == 7
+    with pytest.raises(SettingsError, match=r"data\.train: there is no folder"):
+        task.check()
+
+
+def test_some_categories_of_a_results_file(coco: Callable[..., list[str]], tmp_path: Path) -> None:
+    (tmp_path / "found.json").write_text(json.dumps(perfect(task_of(*coco()))))
+    task = task_of(*coco(), "--data.categories", "[cue]")
+    assert task.labels() == {7: "cue"}
+    found = task.read_detections(tmp_path / "found.json")
+    assert {one["category_id"] for one in found} == {7}
+    assert task.score_detections(found)["mask_ap"] == pytest.approx(100)
+    (tmp_path / "found.json").write_text(
+        '[{"image_id": 0, "category_id": 8, "score": 1, "bbox": [1, 2, 3, 4]}]'
+    )
+    with pytest.raises(SettingsError, match="category_id 8 is none"):
+        task.read_detections(tmp_path / "found.json")
+
+
 def test_splits_with_different_categories(coco: Callable[..., list[str]]) -> None:
     words = coco("val", lambda content: content["categories"][0].update(name="disk"))
-    with pytest.raises(SettingsError, match=r"different categories: 1 \(dis[ck]\) only in one\."):
+    with pytest.raises(
+        SettingsError, match=r"category 1 \(disc\) is only in the annotations of images to train on\."
+    ):
         task_of(*words).check()
 
 

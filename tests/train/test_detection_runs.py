@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from command_line import run
 from real_runs import Runner, figures, outcome
 from rich.console import Console
+from safetensors.torch import load_file, save_file
 
 from polynl.data.scenes_export import SceneFiles, export_scenes
 from polynl.errors import SettingsError
@@ -204,6 +206,39 @@ def test_classification_has_no_detections(option: str, tmp_path: Path, capsys: A
     code, _, err = run(capsys, "evaluate", Path(__file__).with_name("tiny.yaml"), *words)
     assert code == 2
     assert f"{option}: classification finds no boxes" in err
+
+
+def test_a_checkpoint_without_the_block_is_not_scored_as_one_with_it(
+    learned: Path, tmp_path: Path, capsys: Any
+) -> None:
+    state = load_file(learned / "last.safetensors")
+    save_file(
+        {key: value for key, value in state.items() if "polynl" not in key}, tmp_path / "plain.safetensors"
+    )
+    words = ["evaluate", learned / "recipe.yaml", "--checkpoint", tmp_path / "plain.safetensors"]
+    code, _, err = run(capsys, *words)
+    assert code == 2
+    assert "missing: backbone.body.layer3.0.polynl_before.alpha" in err
+    code, shown, _ = run(capsys, *words, "--model.block", "none")
+    assert code == 0
+    assert "mask_ap " in shown
+
+
+def test_nothing_to_find_on_what_could_be_read(
+    learned: Path, coco: Path, tmp_path: Path, capsys: Any
+) -> None:
+    shutil.copytree(coco, tmp_path / "coco")
+    file = tmp_path / "coco" / "annotations" / "instances_val.json"
+    content = json.loads(file.read_text())
+    content["annotations"] = [entry for entry in content["annotations"] if entry["image_id"] == 0]
+    file.write_text(json.dumps(content))
+    (tmp_path / "coco" / "val" / content["images"][0]["file_name"]).write_bytes(b"")
+    words = ["--data.root", tmp_path / "coco", "--data.on-bad-image", "skip"]
+    code, _, err = run(
+        capsys, "evaluate", learned / "recipe.yaml", "--checkpoint", learned / "last.pt", *words
+    )
+    assert code == 1
+    assert "on the images that could be read there is nothing to find." in err
 
 
 def test_weights_to_start_from_need_not_be_there_to_evaluate(

@@ -12,7 +12,10 @@ from small_runs import TINY, image_folder
 
 from polynl.tasks import classification
 from polynl.train import loop
+from polynl.train.recipe import RECIPES
 from polynl.train.recipe_file import recipe_of
+
+TASKS = ", ".join(RECIPES)
 
 
 @pytest.fixture(autouse=True)
@@ -116,12 +119,12 @@ def here(tmp_path: Path, monkeypatch: Any) -> Path:
         # Names.
         (
             "--task clasification",
-            "task must be one of classification, instance_segmentation; got 'clasification'. Perhaps",
+            f"task must be one of {TASKS}; got 'clasification'. Perhaps",
         ),
-        ("--task null", "task must be one of classification, instance_segmentation; got None."),
+        ("--task null", f"task must be one of {TASKS}; got None."),
         (
             "--task [classification]",
-            "task must be one of classification, instance_segmentation; got ['classification'].",
+            f"task must be one of {TASKS}; got ['classification'].",
         ),
         (
             "--data.source folder",
@@ -156,7 +159,10 @@ def test_a_mistake_on_the_command_line(words: str, expected: str, capsys: Any, h
         ("--model.placement []", "model.placement: List should have at least 1 item"),
         ("--model.options.form grom", "model: form='grom': expected one of 'auto', 'direct', 'gram'"),
         ("--model.options.reduction -1", "model: reduction=-1: expected a whole number above 0"),
-        ("--model.arch-options.width wide", "model: width='wide': expected a whole number above 0"),
+        (
+            "--model.arch-options.width wide",
+            "model.arch_options: width of small_resnet: expected a number, got 'wide'",
+        ),
         ("--model.arch-options.width 5", "model: width=5: expected an even number"),
         ("--model.arch-options.dropout 2", "model: dropout=2: expected a number from 0 to 1"),
         ("--model.stride-in-1x1 true", "model: stride_in_1x1 needs bottleneck blocks"),

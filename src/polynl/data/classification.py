@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 import torchvision
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
@@ -31,6 +31,10 @@ warnings.filterwarnings(
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
+# Detectors resize images by their longer side: of a thinner one nothing would be left of the shorter.
+THINNEST = 50
+
+
 @dataclass(frozen=True)
 class Unreadable:
     """What stands in for an image that cannot be decoded."""
@@ -47,12 +51,26 @@ class UnreadableImageError(RunStoppedError):
         super().__init__(message.rpartition(f"{type(self).__name__}: ")[2].rstrip())
 
 
-def read_image(path: str | os.PathLike[str]) -> Tensor:
-    """A file as PIL's `convert("RGB")` has it, uint8, (3, h, w), or an UnreadableImageError that names it."""
+def read_image(path: str | os.PathLike[str], *, upright: bool = False) -> Tensor:
+    """A file as PIL's `convert("RGB")` has it, uint8, (3, h, w), or an UnreadableImageError that names it.
+
+    `upright`: turned as the camera says that it was held, which data sets with annotations leave alone.
+    """
     try:
-        return _decoded(Path(path).read_bytes())
+        return _decoded(Path(path).read_bytes(), upright=upright)
     except Exception as error:  # decoders raise what they like about files that are none
         raise UnreadableImageError(f"{os.fspath(path)} is no readable image: {_reason(error)}") from error
+
+
+def read_for_detector(path: str | os.PathLike[str], *, upright: bool = False) -> Tensor:
+    """As `read_image`; an image too thin for a detector is as good as none."""
+    image = read_image(path, upright=upright)
+    height, width = image.shape[1:]
+    if max(height, width) > THINNEST * min(height, width):
+        raise UnreadableImageError(
+            f"{os.fspath(path)} is {width} wide and {height} high, more than {THINNEST} times as long as thin"
+        )
+    return image
 
 
 def read_or_stand_in(
@@ -69,14 +87,14 @@ def read_or_stand_in(
         ) from None
 
 
-def _decoded(content: bytes) -> Tensor:
+def _decoded(content: bytes, *, upright: bool) -> Tensor:
     if not content:
         raise ValueError("the file is empty")
     if content.startswith(b"\xff\xd8"):
         # Decoders see to it that there is enough to decode, be it the zeros of a download that never ended.
         if not _has_end(content):
             raise ValueError("it begins as a JPEG and has no end")
-        if _decode_jpeg is not None:
+        if _decode_jpeg is not None and not upright:
             try:
                 return _decode_jpeg(torch.frombuffer(bytearray(content), dtype=torch.uint8), mode="RGB")
             except RuntimeError:
@@ -84,6 +102,8 @@ def _decoded(content: bytes) -> Tensor:
     with Image.open(io.BytesIO(content)) as image:
         # RGB has no room for it, and a palette with it makes PIL complain.
         image.info.pop("transparency", None)
+        if upright:
+            ImageOps.exif_transpose(image, in_place=True)
         return v2.functional.pil_to_tensor(image.convert("RGB"))
 
 

@@ -16,11 +16,13 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from polynl.data.classification import Unreadable, UnreadableImageError, read_image, read_or_stand_in
+from polynl.data.classification import Unreadable, UnreadableImageError, read_for_detector, read_or_stand_in
 from polynl.data.coco_annotations import Annotations, Entry, mask_of
 from polynl.errors import SettingsError
 
 _LARGEST_LABEL = 1000
+# In pixels: what is thinner may have no extent at all once it is mirrored or resized, in float32.
+_LEAST_EXTENT = 0.01
 _ASPECT_BINS = [2.0 ** (-1 + place / 3) for place in range(7)]
 
 
@@ -90,7 +92,7 @@ class CocoImages(Dataset[Any]):
         return flipped(image, target | self._instances(entry), self._flip)
 
     def _read(self, entry: Entry, path: str) -> Tensor:
-        image = read_image(path)
+        image = read_for_detector(path)
         (height, width), said = image.shape[1:], (entry["width"], entry["height"])
         if (width, height) != said:
             raise UnreadableImageError(
@@ -105,7 +107,7 @@ class CocoImages(Dataset[Any]):
         boxes[:, 2:] += boxes[:, :2]
         boxes[:, 0::2].clamp_(min=0, max=image["width"])
         boxes[:, 1::2].clamp_(min=0, max=image["height"])
-        (kept,) = torch.where((boxes[:, 2:] > boxes[:, :2]).all(1))
+        (kept,) = torch.where((boxes[:, 2:] - boxes[:, :2] > _LEAST_EXTENT).all(1))
         objects = [objects[place] for place in kept.tolist()]
         labels = torch.tensor([self._labels[entry["category_id"]] for entry in objects], dtype=torch.int64)
         return {"boxes": boxes[kept], "labels": labels, "masks": _masks(objects, image)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pycocotools import mask as coco_mask
 
 from polynl.data.listed_files import check_there, leaves
 from polynl.errors import SettingsError, near_matches
+from polynl.files import read_json
 from polynl.segmentations import FURTHEST, are_coordinates, encoded, shown, wrong_segmentation
 
 Entry = dict[str, Any]
@@ -74,16 +74,7 @@ def only(annotations: Annotations, names: Sequence[str]) -> Annotations:
 
 
 def _loaded(path: Path) -> dict[str, list[Entry]]:
-    try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}"
-        what = f"{error.msg.removesuffix(' at')} at {place}"
-        raise SettingsError(f"{path} is no JSON, or not all of it: {what}.") from None
-    except (ValueError, RecursionError) as error:
-        raise SettingsError(f"{path} is no JSON: {error}.") from None
+    content = read_json(path)
     if not isinstance(content, dict):
         raise SettingsError(f"{path} holds {shown(content)}: expected an object with {_LISTS}.")
     for name in _LISTS:

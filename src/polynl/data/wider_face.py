@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from polynl.data.classification import Unreadable, read_or_stand_in
+from polynl.data.classification import Unreadable, read_for_detector, read_or_stand_in
 from polynl.data.listed_files import check_there, leaves
 from polynl.errors import SettingsError
 from polynl.segmentations import FURTHEST, are_coordinates, shown
@@ -146,7 +146,7 @@ class FaceImages(Dataset[Any]):
         number = range(len(self))[index]
         path = os.path.join(self._folder, self.names[number])
         remedy = "Mend it, or take it out of the annotations"
-        image = read_or_stand_in(path, stops=self._stops, remedy=remedy)
+        image = read_or_stand_in(path, stops=self._stops, remedy=remedy, read=read_for_detector)
         if isinstance(image, Unreadable):
             return image
         boxes = corners(self._boxes[number])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from pycocotools import mask as coco_mask
 from torch import Tensor
 
 from polynl.errors import SettingsError
-from polynl.files import write_atomically
+from polynl.files import read_json, write_atomically
 from polynl.segmentations import as_text, encoded, shown, wrong_segmentation
 
 # An entry of a COCO results file: image_id, category_id, score, bbox [x, y, w, h], and where there are masks
@@ -114,14 +114,17 @@ def write_detections(path: Path, detections: Sequence[Detection]) -> None:
     write_atomically(path, json.dumps(list(detections)) + "\n")
 
 
-def read_detections(path: Path, ground_truth: Mapping[str, Any]) -> list[Detection]:
+def read_detections(
+    path: Path, ground_truth: Mapping[str, Any], *, left_out: Collection[int] = ()
+) -> list[Detection]:
     """Read a COCO results file of any program, or raise a SettingsError that names the first wrong entry.
 
-    Polygons and run lengths that are no text become such; keys that COCO does not score are left out.
+    Polygons and run lengths that are no text become such; keys that COCO does not score are left out, as are
+    the detections of the categories in `left_out`, which the ground truth does not have.
     """
     entries = _read_list(path)
     images = {image["id"]: image for image in ground_truth["images"]}
-    categories = {category["id"] for category in ground_truth["categories"]}
+    categories = {category["id"] for category in ground_truth["categories"]} | set(left_out)
     found: list[Detection] = []
     for number, entry in enumerate(entries, 1):
         try:
@@ -132,7 +135,7 @@ def read_detections(path: Path, ground_truth: Mapping[str, Any]) -> list[Detecti
                 )
         except _WrongError as wrong:
             raise SettingsError(f"{path}, entry {number} of {len(entries)}: {wrong}") from None
-    return found
+    return [detection for detection in found if detection["category_id"] not in left_out]
 
 
 # Scores
@@ -241,12 +244,7 @@ class _WrongError(Exception):
 
 
 def _read_list(path: Path) -> list[Any]:
-    try:
-        entries = json.loads(path.read_bytes())
-    except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except (ValueError, RecursionError) as error:
-        raise SettingsError(f"{path} is no JSON: {error}.") from None
+    entries = read_json(path)
     if not isinstance(entries, list):
         raise SettingsError(
             f"{path} holds {shown(entries)}: expected a list of detections, as COCO's results files have it."

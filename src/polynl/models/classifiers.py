@@ -13,7 +13,7 @@ from torchvision.models.resnet import Bottleneck, ResNet
 
 from polynl.models.placements import check_options_have_block, insert_at
 from polynl.models.small_resnet import SmallResNet
-from polynl.models.weights import load_weights
+from polynl.models.weights import check_left_out, load_weights
 
 TORCHVISION_ARCHS = ("resnet*", "resnext*", "wide_resnet*")
 
@@ -60,6 +60,7 @@ def resnet(
     if block is not None:
         insert_at(model, block, placement, **options)
     if weights is not None:
+        check_left_out(model, weights_without)
         load_weights(model, weights, weights_without)
     return model
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
@@ -17,8 +18,9 @@ from torchvision.ops import MultiScaleRoIAlign
 from polynl.models.matching import matched
 from polynl.models.placements import check_options_have_block, insert_at
 from polynl.models.pyramids import BODY, Norm, resnet_fpn
-from polynl.models.weights import load_weights
+from polynl.models.weights import check_left_out, load_weights
 
+Model = TypeVar("Model", bound=nn.Module)
 ASPECT_RATIOS = (0.5, 1.0, 2.0)
 # Height by width of a face, and how the three anchors of a level are spaced.
 FACE_RATIO = 1.3
@@ -26,6 +28,11 @@ FACE_SCALES = (1.0, 2 ** (1 / 3), 2 ** (2 / 3))
 # What `mask_rcnn` sets itself, of MaskRCNN's arguments.
 OWN_ARGUMENTS = {"backbone", "num_classes", "rpn_anchor_generator", "rpn_head", "kwargs"} | {
     f"{head}_{part}" for head in ("box", "mask") for part in ("roi_pool", "head", "predictor")
+}
+# What `face_detector` sets itself, of RetinaNet's arguments.
+FACE_ARGUMENTS = {"backbone", "num_classes", "anchor_generator", "head", "proposal_matcher", "kwargs"} | {
+    "fg_iou_thresh",
+    "bg_iou_thresh",
 }
 
 
@@ -56,7 +63,8 @@ def mask_rcnn(
     `arch`, `trainable_stages`, `norm`, `norm_eps`, `stride_in_1x1`, `arch_options`, `fpn_channels`: see
     `polynl.models.pyramids.resnet_fpn`. Without `trainable_stages` all are trained, and three where there are
     weights to start from. `num_classes` counts the background.
-    `block` and its `options`: as for `polynl.insert`; a block is trained wherever it is.
+    `block` and its `options`: as for `polynl.insert`; a block is trained wherever it is, its own norms, if it
+    has any, too.
     `placement`: a key of `PLACEMENTS`, which are in the ResNet, or names of modules of the detector.
     `weights`: a state dict of the detector, torchvision's or a trained one, but for the modules named in
     `weights_without`. `backbone_weights`: one of the ResNet, whose classifier is left out.
@@ -99,8 +107,7 @@ def mask_rcnn(
         mask_predictor=MaskRCNNPredictor(mask_widths[-1], mask_widths[-1], num_classes),
         **({} if detector_options is None else detector_options),
     )
-    if block is not None:
-        insert_at(model, block, placement, body=BODY, **options)
+    model = _completed(model, block, placement, options, norm)
     _load(model, weights, weights_without, backbone_weights)
     return model
 
@@ -171,8 +178,7 @@ def face_detector(
         **settings,
     )
     model.head.regression_head._loss_type = "diou"
-    if block is not None:
-        insert_at(model, block, placement, body=BODY, **options)
+    model = _completed(model, block, placement, options, norm)
     _load(model, weights, weights_without, backbone_weights)
     return model
 
@@ -192,6 +198,20 @@ class FaceDetector(RetinaNet):  # type: ignore[misc]  # torchvision has no types
         return self.head.compute_loss(targets, head_outputs, anchors, owners)
 
 
+def _completed(
+    model: Model,
+    block: str | Callable[..., nn.Module] | None,
+    placement: str | Sequence[str],
+    options: Mapping[str, Any],
+    norm: Norm,
+) -> Model:
+    """The detector with the block in it, whose norms are synchronised with those of the ResNet."""
+    if block is not None:
+        # A list, as detectors take it, or the modules around the images would seem to get a map.
+        insert_at(model, block, placement, body=BODY, example=([torch.zeros(3, 64, 64)],), **options)
+    return nn.SyncBatchNorm.convert_sync_batchnorm(model) if norm == "sync" else model
+
+
 def _load(
     model: nn.Module,
     weights: str | os.PathLike[str] | None,
@@ -200,6 +220,12 @@ def _load(
 ) -> None:
     """The weights of the ResNet, then those of the whole."""
     if backbone_weights is not None:
-        load_weights(model.get_submodule(BODY), backbone_weights, without=("fc",))
+        body = model.get_submodule(BODY)
+        try:
+            load_weights(body, backbone_weights, without=("fc",))
+        except ValueError as error:
+            said = str(error).replace(type(body).__name__, "ResNet of the detector")
+            raise ValueError(f"backbone_weights: {said}") from error
     if weights is not None:
+        check_left_out(model, without)
         load_weights(model, weights, without)

@@ -25,14 +25,18 @@ def insert_at(
     placement: str | Sequence[str],
     *,
     body: str = "",
+    example: Any = None,
     **options: Any,
 ) -> None:
     """Insert a block at a key of `PLACEMENTS`, before a module that is named, or at several of them.
 
     `body` is the name of the ResNet in the model that has the stages; modules are named as in the model.
+    `example`: as for `insert`.
     """
     for name in _targets(model, placement, body):
-        insert(model, block, before=name, channels=_input_channels(model, name), **options)
+        channels = _input_channels(model, name)
+        shown = example if channels is None else None
+        insert(model, block, before=name, channels=channels, example=shown, **options)
 
 
 def check_options_have_block(block: object, options: Mapping[str, Any]) -> None:

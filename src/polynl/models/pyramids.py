@@ -35,7 +35,8 @@ def resnet_fpn(
     coarser than the ResNet's are made by convolutions.
     `arch`, `stride_in_1x1`, `arch_options`: as for `polynl.models.classifiers.resnet`.
     `trainable_stages`: so many from the end are trained, the stem being the first of them; None: all.
-    `norm`: batch norms whose values stay as they are, or with the statistics of a process or of all.
+    `norm`: batch norms whose values stay as they are, or with the statistics of a process; those of all
+    processes are for whoever has the whole model.
     `norm_eps`: of frozen norms; 0 for torchvision's first COCO weights, which were trained with it.
     """
     body = resnet(arch, num_classes=1, stride_in_1x1=stride_in_1x1, arch_options=arch_options)
@@ -45,8 +46,6 @@ def resnet_fpn(
         freeze_norms(body, eps=norm_eps)
     elif norm_eps is not None:
         raise ValueError(f"norm_eps={norm_eps!r} is of frozen norms, and these are {norm!r}")
-    elif norm == "sync":
-        body = nn.SyncBatchNorm.convert_sync_batchnorm(body)
     seen = _last_of_each_level(body, stages)
     further: ExtraFPNBlock | None = None
     if levels is not None:

@@ -15,22 +15,25 @@ from torch import Tensor, nn
 from polynl.models.insert import inserted
 
 
-def load_weights(model: nn.Module, path: str | os.PathLike[str], without: Sequence[str] = ()) -> None:
+def load_weights(
+    model: nn.Module, path: str | os.PathLike[str], without: Sequence[str] = (), *, trained: bool = False
+) -> None:
     """Load a state dict from a file that has all of the model's keys; an inserted block may be missing whole.
 
     Values are converted to the model's dtype. If something does not fit, nothing is loaded. Modules named in
-    `without`, a classifier for other classes for one, stay as they are, whatever the file has of them.
+    `without`, a classifier for other classes for one, stay as they are, whatever the file has of them. Of a
+    `trained` model no block may be missing: it would be scored as what it is not.
     """
-    model.load_state_dict(fitting_weights(model, path, without), strict=False)
+    model.load_state_dict(fitting_weights(model, path, without, trained=trained), strict=False)
 
 
 def fitting_weights(
-    model: nn.Module, path: str | os.PathLike[str], without: Sequence[str] = ()
+    model: nn.Module, path: str | os.PathLike[str], without: Sequence[str] = (), *, trained: bool = False
 ) -> dict[str, Tensor]:
     """What `load_weights` would load; a ValueError says what does not fit."""
     left_out = tuple(f"{name}." for name in without)
     state = {key: value for key, value in _read(path).items() if not key.startswith(left_out)}
-    blocks = [f"{name}." for name in inserted(model)]
+    blocks = [] if trained else [f"{name}." for name in inserted(model)]
     absent = tuple(block for block in blocks if not any(key.startswith(block) for key in state))
     # Torch itself finds what does not fit, on a copy without values: modules know the names that their own
     # weights had in older files.
@@ -57,6 +60,13 @@ def fitting_weights(
         lines = [f"  {kind}: {_shortened(keys)}" for kind, keys in problems.items() if keys]
         raise ValueError("\n".join([f"{os.fspath(path)!r} does not fit the {type(model).__name__}:", *lines]))
     return state
+
+
+def check_left_out(model: nn.Module, names: Sequence[str]) -> None:
+    """Raise a ValueError for modules whose weights are to be left out, and that the model does not have."""
+    for name in names:
+        if not any(key.startswith(f"{name}.") for key in model.state_dict()):
+            raise ValueError(f"weights_without: the {type(model).__name__} has no weights below {name!r}")
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, Tensor]:

@@ -24,6 +24,8 @@ COLOURS = (
 FONT = Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")
 # Names on smaller images could not be read.
 SHORTEST_SIDE = 480
+# Thin ones would else become very long.
+LONGEST_SIDE = 1600
 
 
 def drawn(image: Tensor, found: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
@@ -31,7 +33,7 @@ def drawn(image: Tensor, found: Mapping[str, Tensor], names: Sequence[str]) -> T
 
     Of detections that overlap, the first is on top.
     """
-    larger = max(1.0, SHORTEST_SIDE / min(image.shape[-2:]))
+    larger = max(1.0, min(SHORTEST_SIDE / min(image.shape[-2:]), LONGEST_SIDE / max(image.shape[-2:])))
     height, width = (round(side * larger) for side in image.shape[-2:])
     canvas = resize(image, [height, width], antialias=True)
     if not names:
@@ -39,9 +41,9 @@ def drawn(image: Tensor, found: Mapping[str, Tensor], names: Sequence[str]) -> T
     boxes = found["boxes"] * torch.tensor([width, height] * 2) / torch.tensor(image.shape[:0:-1] * 2)
     colours = [COLOURS[number % len(COLOURS)] for number in range(len(names))][::-1]
     if "masks" in found:
-        masks = resize(found["masks"].float().flip(0), [height, width], antialias=False) > 0.5
-        for mask, colour in zip(masks, colours, strict=True):
-            canvas = draw_segmentation_masks(canvas, mask, alpha=0.45, colors=colour)
+        for mask, colour in zip(found["masks"].flip(0), colours, strict=True):
+            larger_mask = resize(mask[None].float(), [height, width], antialias=False) > 0.5
+            canvas = draw_segmentation_masks(canvas, larger_mask, alpha=0.45, colors=colour)
     thick = max(2, round(min(height, width) / 250))
     return draw_bounding_boxes(
         canvas,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
 from torchvision.transforms.v2.functional import to_pil_image
 
-from polynl.data.classification import UnreadableImageError, read_image
+from polynl.data.classification import UnreadableImageError, read_for_detector
 from polynl.errors import RunStoppedError, SettingsError, near_matches
 from polynl.files import write_atomically
 from polynl.metrics.coco import detections_of
@@ -29,7 +30,7 @@ from polynl.train.recipe_file import load_recipe
 from polynl.train.run_folder import LABELS, RECIPE
 
 DETECTIONS = "detections.json"
-IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"}
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff"}
 
 
 def run_predict(
@@ -45,20 +46,24 @@ def run_predict(
     """Draw what is found in images, and write it down; gives what is written, in COCO's format."""
     if not 0 <= threshold <= 1:
         raise SettingsError(f"--threshold {threshold:g}: expected a number from 0 to 1.")
-    if out.exists() and not out.is_dir():
-        raise SettingsError(f"--out: {out} is a file; the pictures need a folder.")
+    if not checkpoint.is_file():
+        raise SettingsError(f"--checkpoint: there is no file {checkpoint}.")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise SettingsError("predict needs one process: start it without torchrun.")
     images = _images(paths)
+    pictures = list(_pictures(images, out))
     settings = _recipe(checkpoint, recipe, keys)
     set_up_torch(settings)
     content: dict[str, Any] = {"images": [], "annotations": [], "categories": []}
     unreadable = 0
     with joined(settings.device) as processes:
         task, model = trained(settings, checkpoint, processes.device)
+        _make_folder(out)
         names = task.labels()
         content["categories"] = [{"id": label, "name": name} for label, name in names.items()]
-        for path, picture in zip(images, _pictures(images, out), strict=True):
+        for path, picture in zip(images, pictures, strict=True):
             try:
-                image = read_image(path)
+                image = read_for_detector(path, upright=True)
             except UnreadableImageError as error:
                 console.print(escape(f"skipped: {error}"), highlight=False, soft_wrap=True)
                 unreadable += 1
@@ -76,16 +81,23 @@ def run_predict(
     return content
 
 
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise SettingsError(f"--out: {out} is a file; the pictures need a folder.") from None
+    except OSError as error:
+        raise SettingsError(f"--out: {out} cannot be written to: {error.strerror}.") from None
+
+
 def trained(recipe: Recipe, checkpoint: Path, device: torch.device) -> tuple[DetectionTask, nn.Module]:
     """The task and its model with the weights of a file, ready to detect."""
-    if not checkpoint.is_file():
-        raise SettingsError(f"--checkpoint: there is no file {checkpoint}.")
     task = recipe.untrained().build_task(_labels(checkpoint))
     if not isinstance(task, DetectionTask):
         raise SettingsError(f"predict draws what detectors find, and {recipe.task} finds no boxes.")
     model = task.model()
     try:
-        load_weights(model, checkpoint)
+        load_weights(model, checkpoint, trained=True)
     except ValueError as error:
         raise SettingsError(
             f"--checkpoint: {error}\nA run keeps {RECIPE} and {LABELS} beside its checkpoints; keep them so."
@@ -120,7 +132,9 @@ def _images(paths: Sequence[Path]) -> list[Path]:
     images: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(file for file in path.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES)
+            inside = sorted(
+                file for file in path.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file()
+            )
             if not inside:
                 raise SettingsError(f"there is no image in the folder {path}.")
             images += inside
@@ -135,13 +149,17 @@ def _images(paths: Sequence[Path]) -> list[Path]:
 def _pictures(images: Sequence[Path], out: Path) -> Iterator[Path]:
     """A file for each image, named like it; images of one name in several folders get numbers."""
     taken: set[str] = set()
+    originals = {image.resolve() for image in images}
     for image in images:
         name, number = image.stem, 1
         while name in taken:
             number += 1
             name = f"{image.stem}_{number}"
         taken.add(name)
-        yield out / f"{name}.png"
+        picture = out / f"{name}.png"
+        if picture.resolve() in originals:
+            raise SettingsError(f"--out: {picture} is one of the images; choose a folder for the pictures.")
+        yield picture
 
 
 def _note(
@@ -153,8 +171,16 @@ def _note(
     same = {label: label for label in names}
     parts = found["boxes"], found["labels"], found["scores"], found.get("masks")
     for detection in detections_of(number, *parts, same):
-        name = names[detection["category_id"]]
-        content["annotations"].append({"id": len(content["annotations"]) + 1, **detection, "category": name})
+        _, _, across, down = detection["bbox"]
+        content["annotations"].append(
+            {
+                "id": len(content["annotations"]) + 1,
+                **detection,
+                "category": names[detection["category_id"]],
+                "area": across * down,
+                "iscrowd": 0,
+            }
+        )
 
 
 def _write_picture(path: Path, image: Tensor, found: Mapping[str, Tensor], names: Mapping[int, str]) -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from polynl.errors import SettingsError, near_matches
-from polynl.tasks.base import Part
+from polynl.tasks.base import Part, Split
 
 
 class AnnotatedPart(Part):
@@ -29,11 +29,12 @@ class AnnotatedPart(Part):
     on_bad_image: Literal["stop", "skip"] = "stop"
     """What to do about an image that cannot be decoded: stop with its path, or skip and count it."""
 
-    def check(self) -> None:
-        """Folders and files are there."""
+    def check(self, *, training: bool) -> None:
+        """Folders and files are there: those to score on and, for training, the others."""
         if not self.root.is_dir():
             raise SettingsError(f"data.root: there is no folder {self.root}. Give yours: --data.root DIR")
-        for key in ("train", "val", "train_annotations", "val_annotations"):
+        splits = ("train", "val") if training else ("val",)
+        for key in [*splits, *(f"{split}_annotations" for split in splits)]:
             path = self.root / getattr(self, key)
             is_file = key.endswith("annotations")
             if not (path.is_file() if is_file else path.is_dir()):
@@ -44,6 +45,6 @@ class AnnotatedPart(Part):
                     f"Give yours, relative to data.root: --data.{key.replace('_', '-')} NAME"
                 )
 
-    def places(self, split: Literal["train", "val"]) -> tuple[Path, Path]:
+    def places(self, split: Split) -> tuple[Path, Path]:
         """The file of annotations and the folder of images."""
         return self.root / getattr(self, f"{split}_annotations"), self.root / getattr(self, split)

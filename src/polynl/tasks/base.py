@@ -6,13 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from polynl.data.classification import Unreadable, UnreadableImageError
+
+Split = Literal["train", "val"]
 
 
 class Part(BaseModel):
@@ -70,8 +72,11 @@ class Task(ABC):
         """The names of what is told apart, by the numbers that the model knows them by."""
 
     @abstractmethod
-    def check(self) -> None:
-        """Raise a SettingsError where files are missing: called before anything is built."""
+    def check(self, *, training: bool = True) -> None:
+        """Raise a SettingsError where files are missing or the model cannot be built: called before all else.
+
+        Without `training` it is about what scoring needs of the data, and about nothing else.
+        """
 
     @abstractmethod
     def train_set(self) -> Images:
@@ -104,6 +109,9 @@ class Task(ABC):
 
 class DetectionTask(Task):
     """A task whose models find things in images, which files of detections can say as well."""
+
+    detections_are: Literal["file", "folder"] = "file"
+    """What `read_detections` reads, and a scorer saves."""
 
     @abstractmethod
     def detect(self, model: nn.Module, images: Sequence[Tensor]) -> list[Mapping[str, Tensor]]:

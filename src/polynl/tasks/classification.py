@@ -25,7 +25,7 @@ from polynl.models.classifiers import resnet
 from polynl.models.insert import inserted
 from polynl.models.norms import freeze_norms
 from polynl.models.weights import fitting_weights
-from polynl.tasks.base import Batch, Images, Part, Scorer, Task, readable
+from polynl.tasks.base import Batch, Images, Part, Scorer, Split, Task, readable
 from polynl.tasks.drawn import DrawnPart
 from polynl.tasks.network import NetworkPart, built, check_file
 
@@ -81,12 +81,12 @@ class ImageFolderPart(Part):
             raise ValueError(f"a side of {resize} is too short to cut size={others.data['size']} out of it")
         return resize
 
-    def check(self) -> None:
-        """Both folders are there, and have the same classes."""
+    def check(self, *, training: bool) -> None:
+        """The folder to score on is there and, for training, the other one with the same classes."""
         if not self.root.is_dir():
             raise SettingsError(f"data.root: there is no folder {self.root}. Give yours: --data.root DIR")
         classes = {}
-        for split in (self.train, self.val):
+        for split in (self.train, self.val) if training else (self.val,):
             folder = self.root / split
             if not folder.is_dir():
                 there = sorted(entry.name for entry in self.root.iterdir() if entry.is_dir())
@@ -101,7 +101,7 @@ class ImageFolderPart(Part):
                 raise SettingsError(
                     f"data.root: {folder} needs two folders of classes or more; found {found}."
                 )
-        odd = sorted(classes[self.train] ^ classes[self.val])
+        odd = sorted(set.symmetric_difference(*classes.values())) if training else []
         if odd:
             raise SettingsError(
                 f"data.root: {self.train} and {self.val} in {self.root} have different classes: "
@@ -110,20 +110,22 @@ class ImageFolderPart(Part):
 
     def classes(self) -> Sequence[str]:
         """The names of the folders, in the order that ImageFolder numbers them in."""
-        return sorted(entry.name for entry in (self.root / self.train).iterdir() if entry.is_dir())
+        return sorted(entry.name for entry in (self.root / self.val).iterdir() if entry.is_dir())
 
-    def sets(self) -> tuple[FolderImages, FolderImages]:
-        """For training and for scoring."""
-        crops = train_transform(self.size, self.scale, self.flip), val_transform(self.size, self.resize)
-        roots = self.root / self.train, self.root / self.val
+    def images_of(self, split: Split) -> FolderImages:
+        """To train on, or to score on."""
+        train = split == "train"
+        crop = (
+            train_transform(self.size, self.scale, self.flip)
+            if train
+            else val_transform(self.size, self.resize)
+        )
         try:
-            train, val = (
-                FolderImages(root, crop, on_bad_image=self.on_bad_image)
-                for root, crop in zip(roots, crops, strict=True)
+            return FolderImages(
+                self.root / (self.train if train else self.val), crop, on_bad_image=self.on_bad_image
             )
         except FileNotFoundError as error:
             raise SettingsError(f"data.root: {error}") from None
-        return train, val
 
 
 class ScenesPart(DrawnPart):
@@ -144,10 +146,9 @@ class ScenesPart(DrawnPart):
         """The shapes."""
         return CLASSES
 
-    def sets(self) -> tuple[Scenes, Scenes]:
-        """For training and for scoring."""
-        train, val = (Scenes(**options) for options in self.splits())
-        return train, val
+    def images_of(self, split: Split) -> Scenes:
+        """To train on, or to score on."""
+        return Scenes(**self.drawn_from(split))
 
 
 class LossPart(Part):
@@ -172,11 +173,15 @@ class Classification(Task):
     ) -> None:
         self._model, self._data, self._loss = model, data, loss
         self._labels = None if labels is None else dict(labels)
-        self._sets: tuple[Any, Any] | None = None
+        self._sets: dict[Split, FolderImages | Scenes] = {}
 
-    def check(self) -> None:
+    def check(self, *, training: bool = True) -> None:
         """The data and the weights are there, and the network can be built."""
-        self._data.check()
+        self._data.check(training=training)
+        if training:
+            self._check_network()
+
+    def _check_network(self) -> None:
         weights = self._model.weights
         check_file("model.weights", weights)
         # Without memory or time: a network that cannot be built is refused before the images are looked at.
@@ -189,11 +194,10 @@ class Classification(Task):
                 raise SettingsError(f"model.weights: {error}") from error
         self._with_norms(model)
 
-    @property
-    def _both_sets(self) -> tuple[Any, Any]:
-        if self._sets is None:
-            self._sets = self._data.sets()
-        return self._sets
+    def _images(self, split: Split) -> FolderImages | Scenes:
+        if split not in self._sets:
+            self._sets[split] = self._data.images_of(split)
+        return self._sets[split]
 
     def labels(self) -> dict[int, str]:
         """The names of the classes."""
@@ -201,11 +205,11 @@ class Classification(Task):
 
     def train_set(self) -> Images:
         """(image as uint8, label)."""
-        return self._both_sets[0]
+        return self._images("train")
 
     def val_set(self) -> Images:
         """(image as uint8, label)."""
-        return self._both_sets[1]
+        return self._images("val")
 
     def collate(self, samples: Sequence[Any], *, training: bool) -> Batch:
         """Stack what could be read; in training the readable ones fill the places of the others."""

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from polynl.tasks.base import Part
+from polynl.tasks.base import Part, Split
 
 
 class DrawnPart(Part):
@@ -25,13 +25,11 @@ class DrawnPart(Part):
     seed: int = Field(0, ge=0, lt=2**32)
     """Of the scenes."""
 
-    def check(self) -> None:
+    def check(self, *, training: bool) -> None:
         """Nothing can be missing."""
 
-    def splits(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What scenes to train and to score on are drawn from."""
+    def drawn_from(self, split: Split) -> dict[str, Any]:
+        """What the scenes of a split depend on."""
+        count = self.images if split == "train" else self.val_images
         same = {"size": self.size, "difficulty": self.difficulty, "seed": self.seed}
-        return (
-            {"count": self.images, "split": "train", **same},
-            {"count": self.val_images, "split": "val", **same},
-        )
+        return {"count": count, "split": split, **same}

@@ -5,36 +5,37 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, get_args
 
 import torch
-import torch.distributed as dist
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN
 
 from polynl.data.coco import CocoImages, aspect_groups, contiguous_labels, labels_by_id
-from polynl.data.coco_annotations import Annotations, only, read_annotations
+from polynl.data.coco_annotations import only, read_annotations
 from polynl.data.scene_instances import SceneInstances
 from polynl.errors import SettingsError
 from polynl.metrics.coco import Detection, coco_scores, detections_of, read_detections, write_detections
 from polynl.models.detectors import OWN_ARGUMENTS, mask_rcnn
 from polynl.tasks.annotated import AnnotatedPart
-from polynl.tasks.base import Batch, DetectionScorer, DetectionTask, Images, readable
+from polynl.tasks.base import Batch, DetectionScorer, DetectionTask, Images, Split, readable
 from polynl.tasks.drawn import DrawnPart
 from polynl.tasks.network import DetectorPart, built, check_known
+from polynl.tasks.together import scored_together
 
 Side = Annotated[int, Field(gt=0)]
 
 
 @dataclass(frozen=True)
-class Sets:
-    """Images to train and to score on, and what a label of the model means."""
+class Loaded:
+    """The images of a split, and what a label of the model means."""
 
-    train: CocoImages | SceneInstances
-    val: CocoImages | SceneInstances
+    images: CocoImages | SceneInstances
     names: dict[int, str]
     category_ids: dict[int, int]
+    left_out: frozenset[int] = frozenset()
+    """Categories of the file that are neither learned nor scored."""
 
 
 class MaskRCNNPart(DetectorPart):
@@ -76,38 +77,28 @@ class CocoPart(AnnotatedPart):
     group_by_aspect: bool = True
     """In training, make batches of images of like shapes, so that little is padded."""
 
-    def sets(self) -> Sets:
-        """All that the annotations say, checked."""
-        train, val = self._annotations("train"), self._annotations("val")
-        if odd := sorted(train.categories.items() ^ val.categories.items()):
-            category, name = odd[0]
-            raise SettingsError(
-                f"{train.path} and {val.path} have different categories: {category} ({name}) only in one."
-            )
-        if all(entry["iscrowd"] for entry in val.content["annotations"]):
-            raise SettingsError(f"{val.path} has no object to find, so nothing can be scored.")
-        labels = (labels_by_id if self.category_ids == "keep" else contiguous_labels)(train.categories)
-
-        def images(annotations: Annotations, split: str) -> CocoImages:
-            return CocoImages(
-                annotations,
-                self.root / split,
-                labels=labels,
-                training=annotations is train,
-                flip=self.flip,
-                on_bad_image=self.on_bad_image,
-            )
-
-        return Sets(
-            images(train, self.train),
-            images(val, self.val),
-            names={label: train.categories[category] for category, label in labels.items()},
-            category_ids={label: category for category, label in labels.items()},
+    def load(self, split: Split) -> Loaded:
+        """All that the annotations of a split say, checked."""
+        file, folder = self.places(split)
+        everything = read_annotations(file, folder)
+        chosen = everything if self.categories is None else only(everything, self.categories)
+        if split == "val" and all(entry["iscrowd"] for entry in chosen.content["annotations"]):
+            raise SettingsError(f"{file} has no object to find, so nothing can be scored.")
+        labels = (labels_by_id if self.category_ids == "keep" else contiguous_labels)(chosen.categories)
+        images = CocoImages(
+            chosen,
+            folder,
+            labels=labels,
+            training=split == "train",
+            flip=self.flip,
+            on_bad_image=self.on_bad_image,
         )
-
-    def _annotations(self, split: Literal["train", "val"]) -> Annotations:
-        annotations = read_annotations(*self.places(split))
-        return annotations if self.categories is None else only(annotations, self.categories)
+        return Loaded(
+            images,
+            names={label: chosen.categories[category] for category, label in labels.items()},
+            category_ids={label: category for category, label in labels.items()},
+            left_out=frozenset(everything.categories.keys() - chosen.categories.keys()),
+        )
 
 
 class SceneInstancesPart(DrawnPart):
@@ -118,12 +109,10 @@ class SceneInstancesPart(DrawnPart):
     group_by_aspect: bool = False
     """All scenes are square."""
 
-    def sets(self) -> Sets:
-        """The scenes, drawn."""
-        drawn_from, scored_on = self.splits()
-        train = SceneInstances(**drawn_from, training=True, flip=self.flip)
-        val = SceneInstances(**scored_on, training=False)
-        return Sets(train, val, train.categories, {label: label for label in train.categories})
+    def load(self, split: Split) -> Loaded:
+        """The scenes of a split, drawn."""
+        images = SceneInstances(**self.drawn_from(split), training=split == "train", flip=self.flip)
+        return Loaded(images, images.categories, {label: label for label in images.categories})
 
 
 class InstanceSegmentation(DetectionTask):
@@ -140,35 +129,44 @@ class InstanceSegmentation(DetectionTask):
     ) -> None:
         self._model, self._data = model, data
         self._names = None if labels is None else dict(labels)
-        self._loaded: Sets | None = None
+        self._loaded: dict[Split, Loaded] = {}
 
-    @property
-    def _sets(self) -> Sets:
-        if self._loaded is None:
-            self._loaded = self._data.sets()
-        return self._loaded
+    def _load(self, split: Split) -> Loaded:
+        if split not in self._loaded:
+            self._loaded[split] = self._data.load(split)
+        return self._loaded[split]
 
     def labels(self) -> dict[int, str]:
         """The names of the categories."""
-        return self._sets.names if self._names is None else self._names
+        return self._load("val").names if self._names is None else self._names
 
-    def check(self) -> None:
+    def check(self, *, training: bool = True) -> None:
         """The data and the weights are there, and the detector can be built."""
-        self._data.check()
-        self._model.check_files()
-        self.model()
+        self._data.check(training=training)
+        if training:
+            self._model.check_files()
+            self._check_categories()
+            self.model()
+
+    def _check_categories(self) -> None:
+        train, val = (self._load(split).names.items() for split in get_args(Split))
+        for label, name in sorted(train ^ val):
+            where = "to train on" if (label, name) in train else "to score on"
+            raise SettingsError(f"category {label} ({name}) is only in the annotations of images {where}.")
 
     def train_set(self) -> Images:
         """(image as uint8, boxes, labels and masks)."""
-        return self._sets.train
+        return self._load("train").images
 
     def val_set(self) -> Images:
         """(image as uint8, its number)."""
-        return self._sets.val
+        return self._load("val").images
 
     def groups(self) -> Sequence[int] | None:
         """Images of like shapes, as torchvision's reference groups them."""
-        return aspect_groups(self._sets.train.aspect_ratios) if self._data.group_by_aspect else None
+        if not self._data.group_by_aspect:
+            return None
+        return aspect_groups(self._load("train").images.aspect_ratios)
 
     def collate(self, samples: Sequence[Any], *, training: bool) -> Batch:
         """Images of any sizes, side by side."""
@@ -205,19 +203,20 @@ class InstanceSegmentation(DetectionTask):
                 one["labels"],
                 one["scores"],
                 one["masks"],
-                self._sets.category_ids,
+                self._load("val").category_ids,
             )
         ]
 
     def read_detections(self, path: Path) -> list[Detection]:
         """A results file of COCO's format, of any program."""
-        return read_detections(path, self._sets.val.ground_truth)
+        val = self._load("val")
+        return read_detections(path, val.images.ground_truth, left_out=val.left_out)
 
     def score_detections(
         self, detections: Sequence[Detection], images: Sequence[int] | None = None
     ) -> dict[str, float]:
         """The AP on all images, or on those that are named."""
-        return coco_scores(self._sets.val.ground_truth, detections, images)
+        return coco_scores(self._load("val").images.ground_truth, detections, images)
 
 
 class CocoScorer:
@@ -235,18 +234,12 @@ class CocoScorer:
 
     def compute(self) -> dict[str, float]:
         """The AP on the images of all processes."""
-        if not dist.is_initialized():
-            return self._task.score_detections(self._found, self._images)
-        first = dist.get_rank() == 0
-        shares: list[Any] | None = [None] * dist.get_world_size() if first else None
-        dist.gather_object((self._images, self._found), shares)
-        scores: list[Any] = [None]
-        if shares is not None:
-            self._images = [image for images, _ in shares for image in images]
-            self._found = [detection for _, found in shares for detection in found]
-            scores = [self._task.score_detections(self._found, self._images)]
-        dist.broadcast_object_list(scores, src=0)
-        return cast(dict[str, float], scores[0])
+        return scored_together((self._images, self._found), self._scores)
+
+    def _scores(self, shares: list[tuple[list[int], list[Detection]]]) -> dict[str, float]:
+        images = [image for images, _ in shares for image in images]
+        self._found = [detection for _, found in shares for detection in found]
+        return self._task.score_detections(self._found, images)
 
     def save(self, path: Path) -> None:
         """Write the detections as a results file of COCO's format; the first process has all of them."""

@@ -124,18 +124,29 @@ class DetectorPart(NetworkPart):
 def check_known(
     options: Mapping[str, Any], of: Callable[..., Any], without: Collection[str], name: str
 ) -> None:
-    """Raise a ValueError for an option that is no argument of what it is for, or is given elsewhere."""
-    known = sorted(set(inspect.signature(of).parameters) - set(without))
-    for option in options:
+    """Raise a ValueError for an option that is no argument of what it is for, or of the wrong kind."""
+    parameters = inspect.signature(of).parameters
+    known = sorted(set(parameters) - set(without))
+    for option, value in options.items():
         if option not in known:
             hint = near_matches(option, known)
             raise ValueError(f"{name} has no option {option!r}.{hint} There are: {', '.join(known)}.")
+        numeric = isinstance(parameters[option].default, int | float)
+        if numeric and not isinstance(value, int | float):
+            raise ValueError(f"{option} of {name}: expected a number, got {value!r}")
+        if option in ("image_mean", "image_std") and not _are_colours(value):
+            raise ValueError(f"{option} of {name}: expected three numbers, got {value!r}")
+
+
+def _are_colours(value: Any) -> bool:
+    return isinstance(value, list) and [isinstance(part, int | float) for part in value] == [True] * 3
 
 
 def check_file(key: str, path: Path | None) -> None:
     """Raise a SettingsError where a file that a recipe names is not there."""
     if path is not None and not path.is_file():
-        raise SettingsError(f"{key}: there is no file {path}.")
+        option = f"--{key.replace('_', '-')}"
+        raise SettingsError(f"{key}: there is no file {path}. Give yours: {option} FILE, or null for none")
 
 
 def built(build: Callable[..., nn.Module], *args: Any, **kwargs: Any) -> nn.Module:

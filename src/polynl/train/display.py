@@ -74,7 +74,7 @@ def summary(rows: Sequence[Mapping[str, Any]], best_by: str, folder: str) -> Tab
         table.add_column(heading, justify="right")
     for name in last:
         if name not in BOOKKEEPING:
-            table.add_row(name, f"{best[name]:.4g}", f"{last[name]:.4g}")
+            table.add_row(name, *(f"{row[name]:.4g}" if name in row else "" for row in (best, last)))
     return table
 
 

@@ -63,7 +63,10 @@ def evaluate(
     images, unreadable = processes.sums(seen, skipped)
     if images == 0:
         raise RunStoppedError(f"none of the {unreadable:.0f} images to score on can be read.")
-    return scorer.compute(), int(unreadable)
+    scores = scorer.compute()
+    if not scores:
+        processes.end(RunStoppedError("on the images that could be read there is nothing to find."))
+    return scores, int(unreadable)
 
 
 def evaluate_checkpoint(
@@ -78,18 +81,18 @@ def evaluate_checkpoint(
     recipe = recipe.untrained()
     task = recipe.build_task()
     if save_detections is not None:
-        _detection_task(task, recipe, "--save-detections")
-        _check_file_name(save_detections, "--save-detections")
+        kind = _detection_task(task, recipe, "--save-detections").detections_are
+        _check_destination(save_detections, kind, "--save-detections")
     if out is not None:
-        _check_file_name(out, "--out")
-    task.check()
+        _check_destination(out, "file", "--out")
     if not checkpoint.is_file():
         raise SettingsError(f"--checkpoint: there is no file {checkpoint}.")
+    task.check(training=False)
     set_up_torch(recipe)
     with joined(recipe.device) as processes:
         model = task.model()
         try:
-            load_weights(model, checkpoint)
+            load_weights(model, checkpoint, trained=True)
         except ValueError as error:
             raise SettingsError(f"--checkpoint: {error}") from error
         scorer = task.scorer(processes.device)
@@ -111,12 +114,14 @@ def evaluate_detections(
     recipe = recipe.untrained()
     task = _detection_task(recipe.build_task(), recipe, "--detections")
     if out is not None:
-        _check_file_name(out, "--out")
-    if not detections.is_file():
-        raise SettingsError(f"--detections: there is no file {detections}.")
-    task.check()
+        _check_destination(out, "file", "--out")
+    if not (detections.is_dir() if task.detections_are == "folder" else detections.is_file()):
+        raise SettingsError(f"--detections: there is no {task.detections_are} {detections}.")
+    task.check(training=False)
     scores = task.score_detections(task.read_detections(detections))
-    _tell(scores, 0, {"detections": str(detections)}, out, console)
+    # Others that torchrun has started would say and write the same.
+    if os.environ.get("RANK", "0") == "0":
+        _tell(scores, 0, {"detections": str(detections)}, out, console)
     return scores
 
 
@@ -126,9 +131,14 @@ def _detection_task(task: Task, recipe: Recipe, option: str) -> DetectionTask:
     return task
 
 
-def _check_file_name(path: Path, option: str) -> None:
-    if path.is_dir():
-        raise SettingsError(f"{option}: {path} is a folder; give the name of a file.")
+def _check_destination(path: Path, kind: str, option: str) -> None:
+    if path.exists() and path.is_dir() != (kind == "folder"):
+        other = "folder" if kind == "file" else "file"
+        raise SettingsError(f"{option}: {path} is a {other}; give the name of a {kind}.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(f"{option}: {path} cannot be written: {error.strerror}.") from None
 
 
 def _tell(

@@ -12,6 +12,7 @@ from typing_extensions import Self
 from polynl.errors import SettingsError
 from polynl.tasks.base import Part, Task
 from polynl.tasks.classification import Classification, ClassificationData, ClassifierPart, LossPart
+from polynl.tasks.face_detection import FaceData, FaceDetection, FaceDetectorPart
 from polynl.tasks.instance_segmentation import InstanceData, InstanceSegmentation, MaskRCNNPart
 from polynl.tasks.network import NetworkPart
 from polynl.train.schedule import SchedulePart
@@ -159,7 +160,21 @@ class InstanceSegmentationRecipe(Recipe):
         return InstanceSegmentation(self.model, self.data, labels)
 
 
+class FaceDetectionRecipe(Recipe):
+    """Images with faces in them."""
+
+    task: Literal["face_detection"]
+    """What is learned."""
+    model: FaceDetectorPart = FaceDetectorPart()
+    data: FaceData
+
+    def build_task(self, labels: Mapping[int, str] | None = None) -> FaceDetection:
+        """See :class:`polynl.tasks.face_detection.FaceDetection`."""
+        return FaceDetection(self.model, self.data, labels)
+
+
 RECIPES: dict[str, type[Recipe]] = {
     "classification": ClassificationRecipe,
     "instance_segmentation": InstanceSegmentationRecipe,
+    "face_detection": FaceDetectionRecipe,
 }

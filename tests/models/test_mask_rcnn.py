@@ -154,6 +154,10 @@ def test_weights_for_other_classes(weights: Path) -> None:
     state = torch.load(weights, weights_only=True)
     assert torch.equal(model.roi_heads.box_head.fc6.weight, state["roi_heads.box_head.fc6.weight"])
     assert model.roi_heads.box_predictor.cls_score.out_features == 7
+    with pytest.raises(
+        ValueError, match=r"weights_without: the MaskRCNN has no weights below 'roi_heads.box'"
+    ):
+        mask_rcnn(num_classes=7, weights=weights, weights_without=["roi_heads.box"])
     with pytest.raises(ValueError, match=r"of another shape: roi_heads\.mask_predictor"):
         mask_rcnn(num_classes=7, weights=weights, weights_without=heads[:1])
 
@@ -198,6 +202,11 @@ def test_without_weights_all_is_trained_and_with_them_three_stages(tmp_path: Pat
     assert frozen == {"conv1", "layer1"}
 
 
+def test_weights_of_a_detector_are_none_of_its_resnet(weights: Path) -> None:
+    with pytest.raises(ValueError, match=r"backbone_weights: .* does not fit the ResNet of the detector"):
+        mask_rcnn(num_classes=4, backbone_weights=weights)
+
+
 def test_weights_of_the_resnet_alone(tmp_path: Path) -> None:
     torch.manual_seed(0)
     classifier = resnet("resnet18", block="poly_nl", num_classes=7, init="random")
@@ -220,6 +229,16 @@ def test_norms_of_the_resnet(norm: str, kind: type[nn.Module]) -> None:
     assert isinstance(frozen.backbone.body.bn1, FrozenBatchNorm2d)
     assert not any(isinstance(module, nn.BatchNorm2d) for module in frozen.backbone.body.layer1.modules())
     assert isinstance(small(norm=norm).backbone.body.layer4[0].bn2, kind)
+
+
+def test_norms_of_the_block_are_synchronised_with_the_others_and_never_frozen() -> None:
+    def norms(norm: str) -> set[type[nn.Module]]:
+        model = small("resnet18", block="latent_gnn", norm=norm)
+        (block,) = inserted(model).values()
+        return {type(module) for module in block.modules() if "BatchNorm" in type(module).__name__}
+
+    assert norms("sync") == {nn.SyncBatchNorm}
+    assert norms("frozen") == norms("batch") == {nn.BatchNorm1d}
 
 
 def test_gradients_reach_a_block_in_a_frozen_stage() -> None:
@@ -273,6 +292,7 @@ def test_anchors_and_levels_are_as_asked_for() -> None:
         ({"norm": "batch", "norm_eps": 0.0}, "norm_eps=0.0 is of frozen norms, and these are 'batch'"),
         ({"block": "poly_nl", "placement": "res6"}, "placement must be one of res3, .* got 'res6'"),
         ({"block": "poly_nl", "placement": "layer3.1"}, "or the name of a module, got 'layer3.1'"),
+        ({"block": "poly_nl", "placement": "transform"}, r'no block can go before "transform"'),
         ({"arch": "vgg16"}, "arch must be one of small_resnet, .* got 'vgg16'"),
     ],
 )
