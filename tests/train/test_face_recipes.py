@@ -1,0 +1,70 @@
+"""The recipes for WIDER FACE and for faces that are drawn say the paper's run, and can be built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from polynl import inserted
+from polynl.blocks import BLOCKS
+from polynl.train.recipe import FaceDetectionRecipe
+from polynl.train.recipe_file import load_recipe
+
+FOLDER = Path(__file__).parent.parent.parent / "recipes"
+BLOCK_NAMES = ("none", "poly_nl", "non_local", "efficient_nl", "latent_gnn", "tesa")
+
+
+def recipe_of(name: str) -> FaceDetectionRecipe:
+    recipe = load_recipe(name)
+    assert isinstance(recipe, FaceDetectionRecipe)
+    return recipe
+
+
+def test_there_are_recipes_for_every_column_of_the_paper() -> None:
+    stems = {file.stem for file in FOLDER.glob("wider_face/[!_]*.yaml")}
+    assert stems == {f"resnet50_{block}" for block in BLOCK_NAMES}
+    for folder in ("faces_small", "scenes_faces"):
+        assert {file.stem for file in FOLDER.glob(f"{folder}/[!_]*.yaml")} == set(BLOCK_NAMES)
+
+
+@pytest.mark.parametrize("block", BLOCK_NAMES)
+def test_wider_face_recipes_say_the_papers_run(block: str) -> None:
+    recipe = recipe_of(f"wider_face/resnet50_{block}")
+    optimizer, model, data = recipe.optimizer, recipe.model, recipe.data
+    assert (recipe.epochs, recipe.total_batch(8), recipe.peak_lr(64)) == (400, 64, 0.001)
+    assert (optimizer.name, optimizer.momentum, optimizer.weight_decay) == ("sgd", 0.9, 5e-4)
+    assert (model.arch, model.norm, model.weights, model.backbone_weights) == (
+        "resnet50",
+        "batch",
+        None,
+        None,
+    )
+    assert (model.positive_iou, model.levels) == (0.35, (2, 3, 4, 5, 6))
+    assert (model.min_size, model.max_size) == (1100, 1650)
+    assert data.source == "wider_face"
+    assert (data.flip, data.patch.size, data.truth_scale) == (0.5, 640, 1.0)
+    # On no device: the sizes of the paper, without their memory.
+    with torch.device("meta"):
+        network = recipe.build_task().model()
+    expected = {} if block == "none" else {"backbone.body.layer3.5.polynl_before": BLOCKS[block]}
+    assert {name: type(found) for name, found in inserted(network).items()} == expected
+    assert all(parameter.requires_grad for parameter in network.parameters())
+
+
+def test_wider_face_rates() -> None:
+    recipe = recipe_of("wider_face/resnet50_poly_nl")
+    steps = 12_880 // 64
+    epochs = (0, 1.5, 3, 249.99, 250, 349.99, 350, 399.99)
+    rates = [1e-3 * recipe.schedule.factor(int(epoch * steps), steps, recipe.epochs) for epoch in epochs]
+    assert rates == pytest.approx([0, 5e-4, 1e-3, 1e-3, 1e-4, 1e-4, 1e-5, 1e-5], rel=0.01, abs=5e-6)
+
+
+@pytest.mark.parametrize("block", BLOCK_NAMES)
+@pytest.mark.parametrize("folder", ["faces_small", "scenes_faces"])
+def test_miniatures_have_the_block(folder: str, block: str) -> None:
+    network = recipe_of(f"{folder}/{block}").untrained().build_task().model()
+    assert [type(found) for found in inserted(network).values()] == (
+        [] if block == "none" else [BLOCKS[block]]
+    )

@@ -1,0 +1,106 @@
+"""Face detectors in the training loop: killed and resumed, in several processes, scored and drawn."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import run
+from PIL import Image
+from real_runs import Runner, figures, outcome
+from rich.console import Console
+from torchvision.transforms.v2.functional import to_pil_image
+
+from polynl.train.evaluation import evaluate_checkpoint, evaluate_detections
+from polynl.train.recipe_file import load_recipe
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked and killed")
+TINY = Path(__file__).parent.parent / "tiny_faces.yaml"
+SILENT = Console(quiet=True)
+# Sure of little after eight steps, so that whatever it finds is kept.
+KEYS = ["--checkpoint-every", "1", "--model.detector-options.score_thresh", "0"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("faces")
+    done = Runner(folder).polynl("train", TINY, "--out", folder / "run", *KEYS)
+    assert done.wait() == 0, done.said
+    return folder / "run"
+
+
+def test_figures(finished: Path) -> None:
+    rows = figures(finished)
+    assert [row["images"] for row in rows] == ["8", "8"]
+    assert float(rows[1]["loss"]) < float(rows[0]["loss"])
+    assert {"classification", "bbox_regression", "hard_ap"} < rows[0].keys()
+    assert json.loads((finished / "labels.json").read_text()) == {"1": "face"}
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(finished: Path, runner: Runner, tmp_path: Path) -> None:
+    keys = [*KEYS, "--out", tmp_path / "run"]
+    killed = runner.polynl("train", TINY, *keys, dies_at=17)
+    assert killed.wait() == -9, killed.said
+    resumed = runner.polynl("train", TINY, *keys, "--resume")
+    assert resumed.wait() == 0, resumed.said
+    assert outcome(tmp_path / "run") == outcome(finished)
+
+
+def test_processes_find_together_what_one_finds(finished: Path, runner: Runner, tmp_path: Path) -> None:
+    """Five images among three processes; the text files of each are in one folder."""
+    recipe = load_recipe(finished / "recipe.yaml")
+    one = evaluate_checkpoint(recipe, finished / "last.pt", None, SILENT, save_detections=tmp_path / "one")
+    options = ["--checkpoint", finished / "last.pt", "--save-detections", tmp_path / "three"]
+    three = runner.torchrun(
+        "evaluate", finished / "recipe.yaml", *options, "--out", tmp_path / "scores.json", processes=3
+    )
+    assert three.wait() == 0, three.said
+    found = json.loads((tmp_path / "scores.json").read_text())
+    assert {name: found[name] for name in one} == pytest.approx(one, abs=1e-9)
+    files = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*.txt"))
+    assert len(files) == 5
+    for file in files:
+        first, second = ((tmp_path / name / file).read_text().split() for name in ("one", "three"))
+        assert first[:2] == second[:2]
+        assert [float(word) for word in first[2:]] == pytest.approx([float(word) for word in second[2:]])
+    assert any(len((tmp_path / "one" / file).read_text().splitlines()) > 2 for file in files)
+    assert evaluate_detections(recipe, tmp_path / "one", None, SILENT) == pytest.approx(one)
+
+
+def test_two_processes_train(runner: Runner, tmp_path: Path) -> None:
+    done = runner.torchrun("train", TINY, "--out", tmp_path / "run", *KEYS)
+    assert done.wait() == 0, done.said
+    rows = figures(tmp_path / "run")
+    scores = evaluate_checkpoint(
+        load_recipe(tmp_path / "run" / "recipe.yaml"), tmp_path / "run" / "last.pt", None, SILENT
+    )
+    assert {name: float(rows[-1][name]) for name in scores} == pytest.approx(scores, abs=1e-9)
+
+
+def test_faces_are_drawn(finished: Path, tmp_path: Path, capsys: Any) -> None:
+    image, _ = load_recipe(finished / "recipe.yaml").build_task().val_set()[0]
+    to_pil_image(image).save(tmp_path / "crowd.png")
+    words = [tmp_path / "crowd.png", "--checkpoint", finished / "best.pt", "--threshold", "0"]
+    code, shown, err = run(capsys, "predict", *words, "--out", tmp_path / "out")
+    assert code == 0, err
+    assert " × face" in shown
+    content = json.loads((tmp_path / "out" / "detections.json").read_text())
+    assert content["categories"] == [{"id": 1, "name": "face"}]
+    assert "segmentation" not in content["annotations"][0]
+    with Image.open(tmp_path / "out" / "crowd.png") as picture:
+        assert picture.size == (480, 480)
+
+
+def test_a_file_is_no_folder_of_detections(finished: Path, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "file").write_text("")
+    recipe = finished / "recipe.yaml"
+    code, _, err = run(capsys, "evaluate", recipe, "--detections", tmp_path / "file")
+    assert code == 2
+    assert f"--detections: there is no folder {tmp_path / 'file'}." in err
+    words = ["--checkpoint", finished / "last.pt", "--save-detections", tmp_path / "file"]
+    code, _, err = run(capsys, "evaluate", recipe, *words)
+    assert code == 2
+    assert "is a file; give the name of a folder." in err
