@@ -12,7 +12,14 @@ from torch import Tensor, nn
 
 from polynl.bench import runner
 from polynl.bench.cases import BY_NAME
-from polynl.bench.detectors import OBJECTS, Detector, mask_rcnn_detector, objects
+from polynl.bench.detectors import (
+    OBJECTS,
+    Detector,
+    NetworkAlone,
+    face_detector_of_side,
+    mask_rcnn_detector,
+    objects,
+)
 from polynl.bench.measure import task
 from polynl.bench.networks import NETWORKS, run_networks
 from polynl.bench.results import Point
@@ -144,3 +151,53 @@ def test_images_that_are_too_small(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"--side 63: Mask R-CNN, ResNet-18 needs .* at least 64"):
         run_networks(replace(TINY, side=63, out=tmp_path), Console(file=StringIO()))
     assert list(tmp_path.iterdir()) == []
+
+
+# Faces
+
+
+def faces(block: str | None = None, side: int = 64) -> Detector:
+    torch.manual_seed(0)
+    made = None if block is None else BY_NAME[block].build
+    return face_detector_of_side("resnet18", made, "res4", side, fpn_channels=8)
+
+
+def test_faces_have_the_same_boxes_and_as_many_as_may_be(images: Tensor) -> None:
+    plain, variant = faces().eval(), faces("tesa").eval()
+    with torch.no_grad():
+        found = plain(images)
+        assert torch.equal(found, variant(images))
+    assert len(found) > 50
+
+
+def test_faces_are_trained_on_and_the_network_is_measured_alone(images: Tensor) -> None:
+    detector = faces()
+    loss = detector.train()(images)
+    assert loss.ndim == 0
+    loss.backward()
+    alone = NetworkAlone(detector).eval()
+    with torch.no_grad():
+        heads = alone(images)
+    # Three anchors at each position of the maps with strides 4 to 64.
+    assert heads.shape == (2, 3 * (16**2 + 8**2 + 4**2 + 2**2 + 1), 5)
+
+
+@pytest.mark.parametrize("arch", ["resnet18", "resnet50"])
+def test_face_detectors_are_there(arch: str) -> None:
+    network = NETWORKS[f"faces_{arch}"]
+    assert network.alone is NetworkAlone
+    with torch.device("meta"):
+        detector = network.build(None, "res4", 64)
+    assert detector.model.topk_candidates == 5000
+
+
+@pytest.mark.usefixtures("_quick")
+def test_a_run_tells_what_post_processing_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = partial(face_detector_of_side, "resnet18", fpn_channels=8)
+    monkeypatch.setitem(NETWORKS, "faces_resnet18", replace(NETWORKS["faces_resnet18"], make=make))
+    console = Console(file=StringIO(), width=160)
+    settings = replace(TINY, network="faces_resnet18", training=False, out=tmp_path)
+    results = run_networks(settings, console)
+    assert list(results.methods) == ["plain", "poly_nl@res4", "alone"]
+    assert results.methods["alone"]["parameters"] == results.methods["plain"]["parameters"]
+    assert "without post-processing" in console.file.getvalue()  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polynl.models.detectors import mask_rcnn
+from polynl.models.detectors import face_detector, mask_rcnn
 
 # The coarsest map of the pyramid has one position for so many pixels.
 COARSEST_STRIDE = 64
@@ -27,9 +27,9 @@ class Detector(nn.Module):
     the losses on the objects of `objects`.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, label: int = 1) -> None:
         super().__init__()
-        self.model = model
+        self.model, self._label = model, label
 
     def forward(self, images: Tensor) -> Tensor:
         """All boxes, or the sum of the losses."""
@@ -38,7 +38,8 @@ class Detector(nn.Module):
         low_precision = images.dtype != torch.float32
         with torch.autocast(images.device.type, dtype=images.dtype, enabled=low_precision):
             if self.training:
-                losses = self.model(list(images), objects(len(images), images.shape[-1], images.device))
+                wanted = objects(len(images), images.shape[-1], images.device, self._label)
+                losses = self.model(list(images), wanted)
                 return torch.stack(list(losses.values())).sum()
             return torch.cat([found["boxes"] for found in self.model(list(images))])
 
@@ -49,15 +50,15 @@ class Detector(nn.Module):
 
 # Drawn once for all variants, and before the clock starts.
 @functools.lru_cache(maxsize=1)
-def objects(batch: int, side: int, device: torch.device) -> list[dict[str, Tensor]]:
-    """What is to be found in a batch of images: the same rectangles of class 1 in every run."""
+def objects(batch: int, side: int, device: torch.device, label: int = 1) -> list[dict[str, Tensor]]:
+    """What is to be found in a batch of images: the same rectangles of one class in every run."""
     generator = torch.Generator().manual_seed(0)
     extents = side * (0.1 + 0.4 * torch.rand(batch, OBJECTS, 2, generator=generator))
     corners = (side - extents) * torch.rand(batch, OBJECTS, 2, generator=generator)
     return [
         {
             "boxes": boxes.to(device),
-            "labels": torch.ones(OBJECTS, dtype=torch.int64, device=device),
+            "labels": torch.full((OBJECTS,), label, device=device),
             "masks": _filled(boxes, side).to(device),
         }
         for boxes in torch.cat([corners, corners + extents], dim=2)
@@ -101,3 +102,36 @@ def fix_boxes(model: Any) -> None:
         nn.init.zeros_(layer.weight)
         nn.init.zeros_(layer.bias)
     nn.init.constant_(predictor.cls_score.bias[1:4], 10.0)
+
+
+def face_detector_of_side(
+    arch: str, block: Callable[[int], nn.Module] | None, placement: str, side: int, **options: Any
+) -> Detector:
+    """`polynl.models.detectors.face_detector` for images of this side, with as many candidates as may be.
+
+    All anchors have the score 0.5, so that suppression has 5,000 of every level to go through, more than of a
+    trained detector, and the anchors stay where they are.
+    """
+    images = {"min_size": side, "max_size": side, "image_std": IMAGE_STD}
+    candidates = {"score_thresh": 0.02, "nms_thresh": 0.4, "topk_candidates": 5000, "detections_per_img": 750}
+    model = face_detector(
+        arch, block=block, placement=placement, detector_options=images | candidates, **options
+    )
+    for layer in (model.head.classification_head.cls_logits, model.head.regression_head.bbox_reg):
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+    return Detector(model, label=0)
+
+
+class NetworkAlone(nn.Module):
+    """A one-stage detector without what follows its head: no boxes are decoded, none suppressed."""
+
+    def __init__(self, detector: Detector) -> None:
+        super().__init__()
+        self.model: Any = detector.model
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The scores and the moves of all anchors."""
+        maps = list(self.model.backbone(images).values())
+        heads = self.model.head(maps)
+        return torch.cat([heads["cls_logits"], heads["bbox_regression"]], 2)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from polynl.bench.cases import BY_NAME
-from polynl.bench.detectors import COARSEST_STRIDE, mask_rcnn_detector
+from polynl.bench.detectors import COARSEST_STRIDE, NetworkAlone, face_detector_of_side, mask_rcnn_detector
 from polynl.bench.report import (
     NOT_MEASURED,
     Table,
@@ -32,7 +32,7 @@ from polynl.files import write_atomically
 from polynl.models.classifiers import resnet
 from polynl.models.placements import PLACEMENTS
 
-PLAIN = "plain"
+PLAIN, ALONE = "plain", "alone"
 BlockBuilder = Callable[[int], nn.Module]
 
 
@@ -49,6 +49,8 @@ class Network:
     placements: tuple[str, ...] = tuple(PLACEMENTS)
     input_channels: int = 3
     least_side: int = 1
+    alone: Callable[[Any], nn.Module] | None = None
+    """Of a detector, what is left of it without post-processing; its row tells what that takes."""
 
     def build(self, block: BlockBuilder | None, placement: str, side: int = 224) -> nn.Module:
         """See `make`; a SettingsError for images that are too small."""
@@ -65,12 +67,19 @@ def _mask_rcnn(arch: str, label: str) -> Network:
     return Network(label, partial(mask_rcnn_detector, arch), least_side=COARSEST_STRIDE)
 
 
+def _faces(arch: str, label: str) -> Network:
+    make = partial(face_detector_of_side, arch)
+    return Network(label, make, least_side=COARSEST_STRIDE, alone=NetworkAlone)
+
+
 NETWORKS = {
     "resnet18": _resnet("resnet18", "ResNet-18"),
     "resnet50": _resnet("resnet50", "ResNet-50"),
     "resnet101": _resnet("resnet101", "ResNet-101"),
     "mask_rcnn_resnet18": _mask_rcnn("resnet18", "Mask R-CNN, ResNet-18"),
     "mask_rcnn_resnet50": _mask_rcnn("resnet50", "Mask R-CNN, ResNet-50"),
+    "faces_resnet18": _faces("resnet18", "Face detector, ResNet-18"),
+    "faces_resnet50": _faces("resnet50", "Face detector, ResNet-50"),
 }
 
 
@@ -85,8 +94,11 @@ def run_networks(settings: NetSettings, console: Console) -> Results:
     path = settings.out / "nets.json"
     results = opened(path, settings, kind="nets", methods={}, reference=PLAIN)
     models = {method: _built(network, *variant, settings) for method, variant in variants.items()}
-    for method, (block, placement) in variants.items():
-        label = network.label if block is None else f"{BY_NAME[block].label} at {placement}"
+    labels = {PLAIN: network.label}
+    labels |= {name: f"{BY_NAME[b].label} at {p}" for name, (b, p) in variants.items() if b is not None}
+    if network.alone is not None:
+        models[ALONE], labels[ALONE] = network.alone(models[PLAIN]), "without post-processing"
+    for method, label in labels.items():
         shape = (1, network.input_channels, settings.side, settings.side)
         results.methods[method] = {"label": label, **counts(models[method], torch.randn(shape))}
 
