@@ -29,7 +29,16 @@ LOCK, LAUNCH = ".lock", ".torchrun"
 SAVED = (LAST, PREVIOUS, BEST, FRESH, DAMAGED, LAST_WEIGHTS, BEST_WEIGHTS)
 FILES = (*SAVED, f"{METRICS}.csv", f"{METRICS}.json", LAUNCH, LABELS, ENVIRONMENT, RECIPE)
 # Keys that change how fast a run is or what it tells, and not what it learns.
-HARMLESS = {"workers", "threads", "device", "checkpoint_every", "val_batch", "data.root", "data.on_bad_image"}
+HARMLESS = {
+    "workers",
+    "threads",
+    "device",
+    "checkpoint_every",
+    "val_batch",
+    "data.root",
+    "data.ground_truth",
+    "data.on_bad_image",
+}
 
 
 class RunFolder:
