@@ -118,9 +118,9 @@ class Evaluate:
     out: Path | None = None
     """A file to write the scores to, as JSON."""
     save_detections: Path | None = None
-    """A file to write all that was found to, in COCO's results format."""
+    """Where to write all that was found: a file in COCO's results format, of faces a folder of text files."""
     detections: Path | None = None
-    """Instead of --checkpoint, a results file in COCO's format to score, of any program."""
+    """Instead of --checkpoint, such a file or folder to score, of any program."""
     keys: tyro.conf.Suppress[tuple[str, ...]] = ()
 
     def run(self, console: Console) -> None:
@@ -129,7 +129,7 @@ class Evaluate:
         from polynl.train.recipe_file import load_recipe
 
         if (self.checkpoint is None) == (self.detections is None):
-            raise SettingsError("give what is to be scored: --checkpoint FILE or --detections FILE.")
+            raise SettingsError("give what is to be scored: --checkpoint FILE or --detections PATH.")
         recipe = load_recipe(self.recipe, self.keys, _options(self))
         if self.checkpoint is not None:
             evaluate_checkpoint(
@@ -159,9 +159,11 @@ class EvaluateFaces:
         from polynl.metrics.wider_face import wider_face_evaluation
         from polynl.metrics.wider_face_files import read_ground_truth, read_predictions
         from polynl.metrics.wider_face_plots import draw_curves
+        from polynl.train.evaluation import check_destination
 
-        if self.curves.is_dir():
-            raise SettingsError(f"--curves: {self.curves} is a folder; give the name of a file.")
+        check_destination(self.curves, "file", "--curves")
+        if self.curves.suffix.lower() != ".png":
+            raise SettingsError(f"--curves: {self.curves} is no name of a PNG, which is what is drawn.")
         truth = read_ground_truth(self.ground_truth)
         found = read_predictions(self.predictions, truth, partial=self.partial)
         evaluation = wider_face_evaluation(truth.only(found), found)

@@ -50,8 +50,8 @@ def reference_target(coco: COCO, image: int, labels: dict[int, int]) -> dict[str
     return {"boxes": boxes[kept], "labels": found[kept], "masks": masks[kept]}
 
 
-def assert_as_reference(data: CocoImages, coco: COCO, labels: dict[int, int]) -> None:
-    for index in range(len(data)):
+def assert_as_reference(data: CocoImages, coco: COCO, labels: dict[int, int], every: int = 1) -> None:
+    for index in range(0, len(data), every):
         _, target = sample(data, index)
         expected = reference_target(coco, target["image_id"], labels)
         assert set(target) == {"image_id", *expected}
@@ -267,6 +267,6 @@ def test_real_images_have_the_reference_s_targets(split: str) -> None:
     data = CocoImages(annotations, folder, labels=labels, training=True, flip=0.0, on_bad_image="stop")
     kept = [image for image in sorted(coco.imgs) if coco.imgToAnns[image]]
     assert len(data) == len(kept), "none has boxes of no extent only"
-    assert_as_reference(data, coco, labels)
+    assert_as_reference(data, coco, labels, every=5)
     data = CocoImages(annotations, folder, labels=labels, training=False, on_bad_image="stop")
     assert len(data) == len(coco.imgs)

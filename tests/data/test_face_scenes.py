@@ -34,7 +34,6 @@ def faces_of(data: FaceScenes, event: str) -> list[Any]:
 
 def test_samples_are_those_of_images_on_disk(drawn: FaceScenes) -> None:
     assert len(drawn) == CHUNK == len(set(drawn.names))
-    assert drawn.aspect_ratios == [1.0] * CHUNK
     for index, faces in enumerate(drawn.faces):
         image, target = drawn[index]
         assert (image.shape, image.dtype) == ((3, SIZE, SIZE), torch.uint8)

@@ -230,7 +230,6 @@ def test_samples_to_train_on(tmp_path: Path) -> None:
     data = dataset(tmp_path)
     assert len(data) == 3
     assert data.names == [A, B, C]
-    assert data.aspect_ratios == [WIDTH / HEIGHT] * 3
     expected = [[[5, 6, 15, 18]], [], [[30, 20, WIDTH, HEIGHT], [1, 2, 4, 6]]]
     for index, boxes in enumerate(expected):
         image, target = sample(data, index)
@@ -284,7 +283,6 @@ def test_a_bad_image_stops_or_is_stood_in_for(tmp_path: Path, training: bool) ->
     assert "--data.on-bad-image skip" in hint
     assert skipping[1] == Unreadable(str(path), first)
     path.write_bytes(b"")
-    assert skipping.aspect_ratios == [4 / 3, 1.0, 4 / 3]
 
 
 def test_workers_are_handed_few_tensors() -> None:
@@ -311,10 +309,10 @@ def test_real_images(split: str, images: int, faces: int, invalid: int) -> None:
     counts = count_faces(read)
     assert (counts.images, counts.faces, counts.invalid, counts.empty) == (images, faces, invalid, 0)
     data = FaceImages(read, folder, training=True, on_bad_image="stop")
-    assert len(data.aspect_ratios) == images
+    assert len(data) == images
     for index in range(0, images, 25):
         image, target = sample(data, index)
-        assert image.shape[2] / image.shape[1] == data.aspect_ratios[index]
+        assert image.shape[0] == 3
         edges = torch.tensor([image.shape[2], image.shape[1]])
         assert len(target["boxes"]) == read[index].usable.sum()
         assert (target["boxes"][:, 2:] <= edges).all()

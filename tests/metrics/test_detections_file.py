@@ -150,9 +150,9 @@ def test_a_wrong_entry_is_named(tmp_path: Path, right: Any, wrong: Any, message:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[{]", r"is no JSON: .*line 1 column 3"),
-        ("[\n1,\n2", r"is no JSON: .*line 3 column 2"),
-        ("", r"is no JSON: .*line 1 column 1"),
+        ("[{]", r"is no JSON, or not all of it: .* at line 1, column 3"),
+        ("[\n1,\n2", r"is no JSON, or not all of it: .* at line 3, column 2"),
+        ("", r"is no JSON, or not all of it: .* at line 1, column 1"),
         ("[" * 100_000, "is no JSON: "),
         ('{"annotations": []}', r"holds {'annotations': \[\]}: expected a list of detections"),
         ("null", "holds None: expected a list"),

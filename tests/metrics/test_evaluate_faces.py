@@ -93,3 +93,15 @@ def test_folders_that_are_not_there(folders: tuple[Path, Path], capsys: Any, tmp
     code, _, err = evaluate(capsys, folders, "--curves", tmp_path)
     assert code == 2
     assert f"--curves: {tmp_path} is a folder; give the name of a file." in err
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("file/x.png", "cannot be written"), ("x.pdf", "is no name of a PNG")]
+)
+def test_curves_that_cannot_be_drawn(
+    name: str, expected: str, folders: tuple[Path, Path], capsys: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    code, out, err = evaluate(capsys, folders, "--curves", tmp_path / name)
+    assert (code, out) == (2, "")
+    assert expected in err

@@ -18,7 +18,7 @@ from polynl.data.classification import Unreadable
 from polynl.errors import SettingsError
 from polynl.metrics.wider_face_files import write_predictions
 from polynl.tasks.base import Batch
-from polynl.tasks.face_detection import FaceDetection
+from polynl.tasks.face_detection import FaceDetection, _rows
 from polynl.train.recipe import FaceDetectionRecipe
 from polynl.train.recipe_file import load_recipe
 
@@ -157,10 +157,13 @@ def test_without_official_files_all_valid_faces_count_as_hard(official: list[str
     assert task.labels() == {1: "face"}
 
 
-def test_boxes_are_scaled_to_the_ground_truth(official: list[str]) -> None:
-    task = task_of(*official, "--data.truth-scale", 2)
-    assert scored(task, Oracle(task, scale=2)) == {"hard_ap": pytest.approx(100)}
-    assert scored(task, Oracle(task))["hard_ap"] < 50
+def test_boxes_are_scaled_to_the_ground_truth(official: list[str], tmp_path: Path) -> None:
+    with pytest.raises(
+        SettingsError, match=r"data\.truth_scale: 2 is for data\.ground_truth, and there is none"
+    ):
+        task_of(*official, "--data.truth-scale", 2).check()
+    found = {"boxes": torch.tensor([[1.0, 2.0, 4.0, 8.0]]), "scores": torch.tensor([0.5])}
+    assert _rows(found, 2.0).tolist() == [[2.0, 4.0, 6.0, 12.0, 0.5]]
 
 
 def test_images_that_were_not_seen_are_not_scored() -> None:
@@ -235,7 +238,7 @@ def test_no_official_files(official: list[str], tmp_path: Path) -> None:
 def test_no_face_to_score(official: list[str], tmp_path: Path) -> None:
     file = tmp_path / "wider_face_split" / "wider_face_val_bbx_gt.txt"
     file.write_text("".join(f"{name}\n0\n0 0 0 0\n" for name in NAMES))
-    with pytest.raises(SettingsError, match="there is no face on the images to score on"):
+    with pytest.raises(SettingsError, match="no face on the images to score on counts as Hard"):
         task_of(*official).check()
 
 

@@ -181,7 +181,7 @@ def test_a_results_file_with_a_mistake(
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("", "give what is to be scored: --checkpoint FILE or --detections FILE."),
+        ("", "give what is to be scored: --checkpoint FILE or --detections PATH."),
         ("--checkpoint a.pt --detections b.json", "give what is to be scored"),
         ("--detections nowhere.json", "--detections: there is no file nowhere.json."),
         ("--detections a.json --save-detections b.json", "--save-detections: --detections names a file that"),

@@ -94,6 +94,18 @@ def test_faces_are_drawn(finished: Path, tmp_path: Path, capsys: Any) -> None:
         assert picture.size == (480, 480)
 
 
+def test_faces_are_faces_also_without_the_names_of_the_run(
+    finished: Path, tmp_path: Path, capsys: Any
+) -> None:
+    weights = tmp_path / "weights.safetensors"
+    weights.write_bytes((finished / "best.safetensors").read_bytes())
+    Image.new("RGB", (64, 64)).save(tmp_path / "a.png")
+    words = [tmp_path / "a.png", "--checkpoint", weights, "--recipe", finished / "recipe.yaml"]
+    assert run(capsys, "predict", *words, "--out", tmp_path / "out")[0] == 0
+    content = json.loads((tmp_path / "out" / "detections.json").read_text())
+    assert content["categories"] == [{"id": 1, "name": "face"}]
+
+
 def test_a_file_is_no_folder_of_detections(finished: Path, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "file").write_text("")
     recipe = finished / "recipe.yaml"

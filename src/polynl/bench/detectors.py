@@ -132,6 +132,7 @@ class NetworkAlone(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """The scores and the moves of all anchors."""
-        maps = list(self.model.backbone(images).values())
+        batch, _ = self.model.transform(list(images))
+        maps = list(self.model.backbone(batch.tensors).values())
         heads = self.model.head(maps)
         return torch.cat([heads["cls_logits"], heads["bbox_regression"]], 2)

@@ -123,7 +123,7 @@ class NetSettings(Settings):
     """
 
     network: str = "resnet50"
-    """What the blocks go into: resnet18, resnet50, resnet101, mask_rcnn_resnet18, mask_rcnn_resnet50."""
+    """What the blocks go into: resnet18, 50 or 101, mask_rcnn_resnet18 or 50, faces_resnet18 or 50."""
     blocks: tuple[str, ...] = ("poly_nl", "non_local", "efficient_nl", "latent_gnn", "tesa")
     """Blocks, by the names of `polynl bench layers`; the plain network is always there."""
     placements: tuple[str, ...] = ("res4",)

@@ -156,11 +156,6 @@ class FaceScenes(Dataset[tuple[Tensor, dict[str, Any]]]):
         """All faces of every scene."""
         return [_valid(name, self._boxes[number]) for number, name in enumerate(self.names)]
 
-    @property
-    def aspect_ratios(self) -> list[float]:
-        """Width by height of every image."""
-        return [1.0] * len(self)
-
     def ground_truth(self) -> FaceTruth:
         """What detections are compared with."""
         images = {event_and_name(image.name): image.boxes for image in self.faces}

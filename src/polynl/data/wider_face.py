@@ -6,13 +6,11 @@ import os
 import posixpath
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
@@ -134,11 +132,6 @@ class FaceImages(Dataset[Any]):
         self._folder, self._training, self._transform = os.fspath(folder), training, transform
         self._stops = on_bad_image == "stop"
 
-    @cached_property
-    def aspect_ratios(self) -> list[float]:
-        """Width by height of every file, which is opened for it; 1 where that cannot be."""
-        return [_aspect_ratio(os.path.join(self._folder, name)) for name in self.names]
-
     def __len__(self) -> int:
         return len(self.names)
 
@@ -191,14 +184,6 @@ def face_sample(
     if not training:
         return image, target
     return image, target | {"boxes": boxes, "labels": torch.ones(len(boxes), dtype=torch.int64)}
-
-
-def _aspect_ratio(path: str) -> float:
-    try:
-        with Image.open(path) as image:
-            return image.width / image.height
-    except Exception:  # decoders raise what they like; reading the image says what is wrong with it
-        return 1.0
 
 
 # What can be wrong with a file
@@ -300,7 +285,7 @@ def _numbers(line: str) -> list[float]:
 
 
 def _is_face(values: list[float]) -> bool:
-    return len(values) >= 4 and are_coordinates(values)
+    return 4 <= len(values) <= 10 and are_coordinates(values)
 
 
 def _wrong_face(lines: list[_Line], place: int, at: int) -> str:

@@ -165,15 +165,19 @@ def face_detector(
         stride_in_1x1=stride_in_1x1,
         arch_options=arch_options,
     )
+    if anchor_scale <= 0:
+        raise ValueError(f"anchor_scale={anchor_scale}: expected a number above 0")
     sizes = tuple(tuple(anchor_scale * 2**level * scale for scale in FACE_SCALES) for level in levels)
     settings = {"min_size": 1100, "max_size": 1650, **({} if detector_options is None else detector_options)}
     model = FaceDetector(
         backbone,
         num_classes=1,
-        anchor_generator=AnchorGenerator(sizes, ((FACE_RATIO,),) * len(sizes)),
+        anchor_generator=ExactAnchors(sizes, ((FACE_RATIO,),) * len(sizes)),
         head=RetinaNetHead(fpn_channels, len(FACE_SCALES), 1),
         fg_iou_thresh=positive_iou,
         bg_iou_thresh=negative_iou,
+        # Else the coarsest map would have another stride than in training.
+        size_divisible=2 ** max(levels),
         _skip_resize=True,
         **settings,
     )
@@ -183,19 +187,53 @@ def face_detector(
     return model
 
 
+class ExactAnchors(AnchorGenerator):  # type: ignore[misc]  # torchvision has no types
+    """Anchors in float32 and of the sizes asked for; torchvision's have whole pixels, and the maps' dtype."""
+
+    def generate_anchors(
+        self,
+        scales: Sequence[float],
+        aspect_ratios: Sequence[float],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+    ) -> Tensor:
+        """Corners around the origin, of each ratio of height to width in each size."""
+        sides = torch.as_tensor(scales, dtype=torch.float32, device=device)
+        root = torch.as_tensor(aspect_ratios, dtype=torch.float32, device=device).sqrt()[:, None]
+        width, height = (sides / root).flatten() / 2, (sides * root).flatten() / 2
+        return torch.stack([-width, -height, width, height], 1)
+
+    def set_cell_anchors(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Put them where the maps are."""
+        self.cell_anchors = [cell.to(device) for cell in self.cell_anchors]  # type: ignore[has-type]
+
+
 class FaceDetector(RetinaNet):  # type: ignore[misc]  # torchvision has no types
-    """RetinaNet whose anchors are matched a part at a time, for images with thousands of faces."""
+    """RetinaNet whose boxes are in float32, and whose anchors are matched a part at a time."""
 
     def compute_loss(
         self, targets: list[dict[str, Tensor]], head_outputs: dict[str, Tensor], anchors: list[Tensor]
     ) -> dict[str, Tensor]:
         """The focal loss and the loss of boxes."""
         thresholds = self.proposal_matcher.high_threshold, self.proposal_matcher.low_threshold
-        owners = [
-            matched(target["boxes"], places, positive=thresholds[0], negative=thresholds[1])
-            for target, places in zip(targets, anchors, strict=True)
-        ]
-        return self.head.compute_loss(targets, head_outputs, anchors, owners)
+        with torch.autocast(anchors[0].device.type, enabled=False):
+            owners = [
+                matched(target["boxes"], places, positive=thresholds[0], negative=thresholds[1])
+                for target, places in zip(targets, anchors, strict=True)
+            ]
+            heads = {name: value.float() for name, value in head_outputs.items()}
+            return self.head.compute_loss(targets, heads, anchors, owners)
+
+    def postprocess_detections(
+        self,
+        head_outputs: dict[str, list[Tensor]],
+        anchors: list[list[Tensor]],
+        image_shapes: list[tuple[int, int]],
+    ) -> list[dict[str, Tensor]]:
+        """The boxes that are left of all anchors; 16 bits would move those of large images by pixels."""
+        heads = {name: [value.float() for value in values] for name, values in head_outputs.items()}
+        with torch.autocast(anchors[0][0].device.type, enabled=False):
+            return super().postprocess_detections(heads, anchors, image_shapes)
 
 
 def _completed(

@@ -16,9 +16,10 @@ MOST_OVERLAPS = 1 << 24
 def matched(boxes: Tensor, anchors: Tensor, *, positive: float, negative: float) -> Tensor:
     """For each anchor (x1, y1, x2, y2) the box it is to find, `NEGATIVE` or `IGNORED`.
 
-    As torchvision's Matcher with low-quality matches has it: an anchor takes the box that it overlaps most,
-    if their IoU is at least `positive`, or if no anchor overlaps some box more; it is negative below
-    `negative`. Overlaps are computed twice, a part of the anchors at a time, instead of kept.
+    As torchvision's Matcher with low-quality matches has it, but for boxes that no anchor touches, to which
+    that gives all of them: an anchor takes the box that it overlaps most, if their IoU is at least
+    `positive`, or if no anchor overlaps some box more; it is negative below `negative`. Overlaps are computed
+    twice, a part of the anchors at a time, instead of kept.
     """
     if len(boxes) == 0:
         return anchors.new_full((len(anchors),), NEGATIVE, dtype=torch.int64)

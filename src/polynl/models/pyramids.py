@@ -46,6 +46,8 @@ def resnet_fpn(
         freeze_norms(body, eps=norm_eps)
     elif norm_eps is not None:
         raise ValueError(f"norm_eps={norm_eps!r} is of frozen norms, and these are {norm!r}")
+    else:
+        _freeze_norms_of_frozen(body)
     seen = _last_of_each_level(body, stages)
     further: ExtraFPNBlock | None = None
     if levels is not None:
@@ -108,6 +110,16 @@ def _freeze(body: nn.Module, stages: list[str], trainable: int | None) -> None:
     for name, parameter in body.named_parameters():
         part = name.partition(".")[0]
         parameter.requires_grad_((part if part in stages else "stem") in learning)
+
+
+def _freeze_norms_of_frozen(body: nn.Module) -> None:
+    """What is not trained does not take part in batch statistics either."""
+    for name, child in list(body.named_children()):
+        parameters = list(child.parameters())
+        if parameters and not any(parameter.requires_grad for parameter in parameters):
+            holder = nn.ModuleDict({name: child})
+            freeze_norms(holder)
+            setattr(body, name, holder[name])
 
 
 def _last_of_each_level(body: nn.Module, stages: list[str]) -> dict[int, str]:

@@ -92,7 +92,7 @@ def _make_folder(out: Path) -> None:
 
 def trained(recipe: Recipe, checkpoint: Path, device: torch.device) -> tuple[DetectionTask, nn.Module]:
     """The task and its model with the weights of a file, ready to detect."""
-    task = recipe.untrained().build_task(_labels(checkpoint))
+    task = recipe.untrained().build_task(_labels(checkpoint, recipe.task))
     if not isinstance(task, DetectionTask):
         raise SettingsError(f"predict draws what detectors find, and {recipe.task} finds no boxes.")
     model = task.model()
@@ -105,9 +105,11 @@ def trained(recipe: Recipe, checkpoint: Path, device: torch.device) -> tuple[Det
     return task, placed(model, recipe, device).eval()
 
 
-def _labels(checkpoint: Path) -> dict[int, str]:
-    """The names that the run has kept, or those of torchvision's COCO weights."""
+def _labels(checkpoint: Path, task: str) -> dict[int, str] | None:
+    """The names that the run has kept, or those of torchvision's COCO weights, or None for the task's own."""
     file = checkpoint.parent / LABELS
+    if not file.is_file() and task != "instance_segmentation":
+        return None
     if not file.is_file():
         names = MaskRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"]
         return {number: name for number, name in enumerate(names) if number > 0}

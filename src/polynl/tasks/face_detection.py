@@ -113,6 +113,10 @@ class WiderFacePart(AnnotatedPart):
         super().check(training=training)
         if self.ground_truth is not None and not self.ground_truth.is_dir():
             raise SettingsError(f"data.ground_truth: there is no folder {self.ground_truth}.")
+        if self.ground_truth is None and self.truth_scale != 1:
+            raise SettingsError(
+                f"data.truth_scale: {self.truth_scale:g} is for data.ground_truth, and there is none of that."
+            )
 
     def load(self, split: Split) -> FaceImages:
         """All that the annotations of a split say, checked."""
@@ -221,8 +225,8 @@ class FaceDetection(DetectionTask):
     def check(self, *, training: bool = True) -> None:
         """The data and the weights are there, and the detector can be built."""
         self._data.check(training=training)
-        if not any(self._truth.count(subset) for subset in SUBSETS):
-            raise SettingsError("there is no face on the images to score on, so nothing can be scored.")
+        if not self._truth.count("hard"):
+            raise SettingsError("no face on the images to score on counts as Hard, so nothing can be scored.")
         if training:
             self._model.check_files()
             self.model()

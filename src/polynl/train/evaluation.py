@@ -82,9 +82,9 @@ def evaluate_checkpoint(
     task = recipe.build_task()
     if save_detections is not None:
         kind = _detection_task(task, recipe, "--save-detections").detections_are
-        _check_destination(save_detections, kind, "--save-detections")
+        check_destination(save_detections, kind, "--save-detections")
     if out is not None:
-        _check_destination(out, "file", "--out")
+        check_destination(out, "file", "--out")
     if not checkpoint.is_file():
         raise SettingsError(f"--checkpoint: there is no file {checkpoint}.")
     task.check(training=False)
@@ -114,7 +114,7 @@ def evaluate_detections(
     recipe = recipe.untrained()
     task = _detection_task(recipe.build_task(), recipe, "--detections")
     if out is not None:
-        _check_destination(out, "file", "--out")
+        check_destination(out, "file", "--out")
     if not (detections.is_dir() if task.detections_are == "folder" else detections.is_file()):
         raise SettingsError(f"--detections: there is no {task.detections_are} {detections}.")
     task.check(training=False)
@@ -131,7 +131,8 @@ def _detection_task(task: Task, recipe: Recipe, option: str) -> DetectionTask:
     return task
 
 
-def _check_destination(path: Path, kind: str, option: str) -> None:
+def check_destination(path: Path, kind: str, option: str) -> None:
+    """Raise a SettingsError where no such file or folder can be written, before there is work to lose."""
     if path.exists() and path.is_dir() != (kind == "folder"):
         other = "folder" if kind == "file" else "file"
         raise SettingsError(f"{option}: {path} is a {other}; give the name of a {kind}.")
