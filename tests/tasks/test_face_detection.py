@@ -242,6 +242,15 @@ def test_no_face_to_score(official: list[str], tmp_path: Path) -> None:
         task_of(*official).check()
 
 
+def test_no_face_to_train_on(official: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "wider_face_split" / "wider_face_train_bbx_gt.txt"
+    file.write_text("".join(f"{name}\n1\n1 2 9 9 0 0 0 1 0 0\n" for name in NAMES))
+    with pytest.raises(
+        SettingsError, match="no face to train on: 3 images with 3 faces, of which 3 are flagged"
+    ):
+        task_of(*official).check()
+
+
 # Real data
 
 

@@ -15,7 +15,7 @@ from torchvision.models.detection import RetinaNet
 
 from polynl.data.face_scenes import FaceScenes
 from polynl.data.face_transforms import FacePatch
-from polynl.data.wider_face import FaceImage, FaceImages, event_and_name, read_faces
+from polynl.data.wider_face import FaceImage, FaceImages, count_faces, event_and_name, read_faces
 from polynl.errors import SettingsError
 from polynl.metrics.wider_face import (
     SUBSETS,
@@ -121,9 +121,11 @@ class WiderFacePart(AnnotatedPart):
     def load(self, split: Split) -> FaceImages:
         """All that the annotations of a split say, checked."""
         file, folder = self.places(split)
-        train = split == "train"
+        train, faces = split == "train", read_faces(file, folder)
+        if train and not (counts := count_faces(faces)).usable:
+            raise SettingsError(f"{file} has no face to train on: {counts}.")
         return FaceImages(
-            read_faces(file, folder),
+            faces,
             folder,
             training=train,
             transform=self.patch.patches(self.flip) if train else None,
@@ -228,6 +230,7 @@ class FaceDetection(DetectionTask):
         if not self._truth.count("hard"):
             raise SettingsError("no face on the images to score on counts as Hard, so nothing can be scored.")
         if training:
+            self._load("train")
             self._model.check_files()
             self.model()
 
