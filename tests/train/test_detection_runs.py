@@ -26,7 +26,7 @@ from polynl.train.recipe_file import load_recipe
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked and killed")
 TINY = Path(__file__).parent.parent / "tiny_instances.yaml"
 SILENT = Console(quiet=True)
-KEYS = ["--epochs", "8", "--evaluate-every", "8", "--checkpoint-every", "3"]
+KEYS = ["--epochs", "8", "--evaluate-every", "8", "--checkpoint-every", "3", "--val-batch", "1"]
 SCORES = [f"{kind}_{name}" for kind in ("box", "mask") for name in ("ap", "ap50", "ap75", "ap_small")]
 
 
@@ -71,12 +71,11 @@ def test_it_has_learned_something(learned: Path) -> None:
     assert json.loads((learned / "labels.json").read_text())["7"] == "cue"
 
 
-@pytest.mark.parametrize("renames", [12, 31])
 def test_a_killed_run_goes_on_to_the_same_bits(
-    renames: int, learned: Path, words: list[str], runner: Runner, tmp_path: Path
+    learned: Path, words: list[str], runner: Runner, tmp_path: Path
 ) -> None:
     keys = [*KEYS, "--out", tmp_path / "run"]
-    killed = runner.polynl("train", TINY, *words, *keys, dies_at=renames)
+    killed = runner.polynl("train", TINY, *words, *keys, dies_at=31)
     assert killed.wait() == -9, killed.said
     resumed = runner.polynl("train", TINY, *words, *keys, "--resume")
     assert resumed.wait() == 0, resumed.said
