@@ -20,8 +20,8 @@ from polynl.train.recipe_file import load_recipe
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked and killed")
 TINY = Path(__file__).parent.parent / "tiny_faces.yaml"
 SILENT = Console(quiet=True)
-# Sure of little after eight steps, so that whatever it finds is kept; scored one by one, since a batch of two is
-# not computed to the same bits.
+# Sure of little after eight steps, so that whatever it finds is kept; scored one by one, since a batch of two
+# is not computed to the same bits.
 KEYS = ["--checkpoint-every", "1", "--val-batch", "1", "--model.detector-options.score_thresh", "0"]
 
 
