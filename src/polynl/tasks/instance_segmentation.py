@@ -21,10 +21,8 @@ from polynl.models.detectors import OWN_ARGUMENTS, mask_rcnn
 from polynl.tasks.annotated import AnnotatedPart
 from polynl.tasks.base import Batch, DetectionScorer, DetectionTask, Images, Split, readable
 from polynl.tasks.drawn import DrawnPart
-from polynl.tasks.network import DetectorPart, built, check_known
+from polynl.tasks.network import DetectorPart, Side, built, check_known
 from polynl.tasks.together import scored_together
-
-Side = Annotated[int, Field(gt=0)]
 
 
 @dataclass(frozen=True)
