@@ -240,6 +240,13 @@ def test_nothing_to_find_on_what_could_be_read(
     assert "on the images that could be read there is nothing to find." in err
 
 
+def test_a_checkpoint_is_scored_without_training_images(learned: Path, coco: Path, tmp_path: Path) -> None:
+    shutil.copytree(coco, tmp_path / "coco")
+    shutil.rmtree(tmp_path / "coco" / "train")
+    recipe = load_recipe(learned / "recipe.yaml", ["--data.root", str(tmp_path / "coco")])
+    assert evaluate_checkpoint(recipe, learned / "last.pt", None, SILENT)["mask_ap"] > 0
+
+
 def test_weights_to_start_from_need_not_be_there_to_evaluate(
     learned: Path, words: list[str], tmp_path: Path
 ) -> None:
