@@ -246,6 +246,26 @@ def test_a_wrong_line_is_named(folder: Path, truth: GroundTruth, text: str, mess
     assert len(str(raised.value)) < len(str(folder)) + 300
 
 
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+@pytest.mark.parametrize(
+    ("content", "line", "byte"),
+    [
+        (BAND_TEXT.encode("utf-16"), 1, "0xff"),
+        (b"\xef\xbb\xbf" + HEAD.encode() + b"\xe9\n", 2, "0xe9"),
+        (HEAD.encode() + b"2\n1 2 3 4 0.5\n5 6 \xb77 8 0.25\n", 4, "0xb7"),
+        (HEAD.encode() + b"1\n1 2 3 4 0.5\xc3", 3, "0xc3"),
+    ],
+)
+def test_what_is_no_utf_8_is_named_with_its_line(
+    folder: Path, truth: GroundTruth, content: bytes, line: int, byte: str, end: bytes
+) -> None:
+    band(folder).write_bytes(content.replace(b"\n", end))
+    with pytest.raises(SettingsError) as raised:
+        read_predictions(folder, truth)
+    expected = f"{band(folder)}, line {line}: byte {byte} is no UTF-8; save the file as UTF-8 text."
+    assert str(raised.value) == expected
+
+
 def remove_folder(folder: Path) -> None:
     (folder / CAR[0] / f"{CAR[1]}.txt").unlink()
     (folder / CAR[0]).rmdir()
@@ -263,7 +283,6 @@ WRONG_FOLDERS: list[tuple[Callable[[Path], Any], str]] = [
         other_image,
         r"band_1_466\.txt is about no image of the ground truth\. Perhaps you meant 0_Parade_band_1_465",
     ),
-    (lambda f: band(f).write_bytes(b"0_Par\xff"), r"band_1_465\.txt is no text: byte 5 is none of UTF-8"),
     (lambda f: f.rename(f.with_name("elsewhere")), r"found is no folder: expected one with a folder of text"),
     (lambda f: (band(f).unlink(), band(f).mkdir()), r"band_1_465\.txt cannot be read: Is a directory\."),
 ]

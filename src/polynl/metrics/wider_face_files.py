@@ -228,8 +228,15 @@ def _lines(path: Path) -> list[str]:
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError as error:
-        raise SettingsError(f"{path} is no text: byte {error.start} is none of UTF-8.") from None
+        raise _no_utf_8(path, error) from None
     return text.rstrip().split("\n")
+
+
+def _no_utf_8(path: Path, error: UnicodeDecodeError) -> SettingsError:
+    # The wrong byte ends no line, so it is in the last of those up to it.
+    read = error.object[: error.start + 1]
+    line, byte = len(read.splitlines()), read[-1]
+    return SettingsError(f"{path}, line {line}: byte {byte:#04x} is no UTF-8; save the file as UTF-8 text.")
 
 
 def _check_head(path: Path, image: Image, lines: Sequence[str]) -> None:
