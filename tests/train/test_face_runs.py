@@ -14,7 +14,7 @@ from real_runs import Runner, figures, outcome
 from rich.console import Console
 from torchvision.transforms.v2.functional import to_pil_image
 
-from polynl.train.evaluation import evaluate_checkpoint, evaluate_detections
+from polynl.train.evaluation import check_destination, evaluate_checkpoint, evaluate_detections
 from polynl.train.recipe_file import load_recipe
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked and killed")
@@ -117,3 +117,22 @@ def test_a_file_is_no_folder_of_detections(finished: Path, tmp_path: Path, capsy
     code, _, err = run(capsys, "evaluate", recipe, *words)
     assert code == 2
     assert "is a file; give the name of a folder." in err
+
+
+def test_faces_of_another_model_are_not_mixed_with_these(tmp_path: Path, capsys: Any) -> None:
+    """Refused before so much as the checkpoint is looked for."""
+    folder = tmp_path / "found"
+    (folder / "0--Parade").mkdir(parents=True)
+    words = ["evaluate", TINY, "--checkpoint", tmp_path / "gone.pt", "--save-detections", folder]
+    code, out, err = run(capsys, *words)
+    assert (code, out) == (2, "")
+    message = f"--save-detections: {folder} already has 0--Parade in it; give a new or empty folder."
+    assert message in " ".join(err.split())
+    (folder / "0--Parade").rmdir()
+    assert "--checkpoint: there is no file" in run(capsys, *words)[2], "an empty one will do"
+
+
+def test_a_file_may_be_written_again(tmp_path: Path) -> None:
+    (tmp_path / "scores.json").write_text("{}")
+    check_destination(tmp_path / "scores.json", "file", "--out")
+    assert (tmp_path / "scores.json").read_text() == "{}"

@@ -132,14 +132,18 @@ def _detection_task(task: Task, recipe: Recipe, option: str) -> DetectionTask:
 
 
 def check_destination(path: Path, kind: str, option: str) -> None:
-    """Raise a SettingsError where no such file or folder can be written, before there is work to lose."""
+    """Raise a SettingsError where no such file or new folder can be written, before there is work to lose."""
     if path.exists() and path.is_dir() != (kind == "folder"):
         other = "folder" if kind == "file" else "file"
         raise SettingsError(f"{option}: {path} is a {other}; give the name of a {kind}.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        there = next(path.iterdir(), None) if path.is_dir() else None
     except OSError as error:
         raise SettingsError(f"{option}: {path} cannot be written: {error.strerror}.") from None
+    # What another model has found in other images would be scored as if it were of this one.
+    if there is not None:
+        raise SettingsError(f"{option}: {path} already has {there.name} in it; give a new or empty folder.")
 
 
 def _tell(
