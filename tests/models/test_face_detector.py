@@ -127,6 +127,8 @@ def test_boxes_are_in_float32_under_autocast(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model = small(levels=(2, 3, 4, 5)).train()
     images, targets = batch()
+    anchors: list[list[Tensor]] = []
+    model.anchor_generator.register_forward_hook(lambda module, args, output: anchors.append(output))
     exact = {name: loss.item() for name, loss in model(images, targets).items()}
     with torch.autocast("cpu", dtype):
         losses = model(images, targets)
@@ -134,6 +136,7 @@ def test_boxes_are_in_float32_under_autocast(dtype: torch.dtype) -> None:
     assert {loss.dtype for loss in losses.values()} == {torch.float32}
     assert {name: loss.item() for name, loss in losses.items()} == pytest.approx(exact, rel=0.02)
     assert all(one["boxes"].dtype == one["scores"].dtype == torch.float32 for one in found)
+    assert torch.equal(anchors[1][0], anchors[0][0]), "rounded anchors would move every box"
 
 
 @pytest.mark.parametrize(
@@ -169,6 +172,26 @@ def test_levels(arch: str, levels: tuple[int, ...], expected: list[int]) -> None
 def test_mistakes(options: dict[str, Any], expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         small(**options)
+
+
+@pytest.mark.parametrize(
+    ("option", "instead"),
+    [
+        ("backbone", r"use face_detector\(arch=\.\.\.\) instead"),
+        ("num_classes", "leave it out"),
+        ("anchor_generator", r"use face_detector\(anchor_scale=\.\.\.\) instead"),
+        ("head", r"use face_detector\(fpn_channels=\.\.\.\) instead"),
+        ("proposal_matcher", r"use face_detector\(positive_iou=\.\.\.\) instead"),
+        ("fg_iou_thresh", r"use face_detector\(positive_iou=\.\.\.\) instead"),
+        ("bg_iou_thresh", r"use face_detector\(negative_iou=\.\.\.\) instead"),
+        ("size_divisible", r"use face_detector\(levels=\.\.\.\) instead"),
+        ("_skip_resize", "leave it out"),
+    ],
+)
+def test_options_that_are_ours_to_set(option: str, instead: str) -> None:
+    message = f"^detector_options: face_detector sets {option} itself; {instead}$"
+    with pytest.raises(ValueError, match=message):
+        small(detector_options={**UNSURE, option: None})
 
 
 def test_a_new_block_changes_nothing_until_it_has_learned() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN, maskrcnn_resnet50_fpn
 from torchvision.models.detection._utils import overwrite_eps
 from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
+from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import FrozenBatchNorm2d
 
 from polynl import inserted
@@ -299,6 +300,32 @@ def test_anchors_and_levels_are_as_asked_for() -> None:
 def test_mistakes(options: dict[str, Any], expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         small(**options)
+
+
+@pytest.mark.parametrize(
+    ("option", "own"),
+    [
+        ("backbone", "arch"),
+        ("num_classes", "num_classes"),
+        ("rpn_anchor_generator", "anchor_sizes"),
+        ("box_roi_pool", "roi_scale"),
+        ("box_head", "box_width"),
+        ("box_predictor", "box_width"),
+        ("mask_roi_pool", "roi_scale"),
+        ("mask_head", "mask_widths"),
+        ("mask_predictor", "mask_widths"),
+    ],
+)
+def test_options_that_are_ours_to_set(option: str, own: str) -> None:
+    message = rf"^detector_options: mask_rcnn sets {option} itself; use mask_rcnn\({own}=\.\.\.\) instead$"
+    with pytest.raises(ValueError, match=message):
+        mask_rcnn("resnet18", detector_options={**SMALL, option: None})
+
+
+def test_a_head_for_proposals_is_as_given() -> None:
+    head = RPNHead(16, 3, conv_depth=2)
+    model = mask_rcnn("resnet18", **NARROW, detector_options={"rpn_head": head})
+    assert model.rpn.head is head
 
 
 def test_options_without_a_block() -> None:

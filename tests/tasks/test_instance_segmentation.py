@@ -315,6 +315,8 @@ def test_a_recipe_that_cannot_be_run(words: str, expected: str) -> None:
     [
         ("--model.detector-options.box_nms_tresh 0.4", "MaskRCNN has no option 'box_nms_tresh'. Perhaps"),
         ("--model.detector-options.box_head 3", "MaskRCNN has no option 'box_head'."),
+        ("--model.detector-options.rpn_head 3", "MaskRCNN has no option 'rpn_head'."),
+        ("--model.detector-options.kwargs 3", "MaskRCNN has no option 'kwargs'."),
         (
             "--model.detector-options.box_nms_thresh x",
             "box_nms_thresh of MaskRCNN: expected a number, got 'x'",

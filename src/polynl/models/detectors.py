@@ -25,14 +25,29 @@ ASPECT_RATIOS = (0.5, 1.0, 2.0)
 # Height by width of a face, and how the three anchors of a level are spaced.
 FACE_RATIO = 1.3
 FACE_SCALES = (1.0, 2 ** (1 / 3), 2 ** (2 / 3))
-# What `mask_rcnn` sets itself, of MaskRCNN's arguments.
-OWN_ARGUMENTS = {"backbone", "num_classes", "rpn_anchor_generator", "rpn_head", "kwargs"} | {
-    f"{head}_{part}" for head in ("box", "mask") for part in ("roi_pool", "head", "predictor")
+# Of MaskRCNN's arguments those that `mask_rcnn` sets, and from which of its own.
+OWN_ARGUMENTS = {
+    "backbone": "arch",
+    "num_classes": "num_classes",
+    "rpn_anchor_generator": "anchor_sizes",
+    "box_roi_pool": "roi_scale",
+    "box_head": "box_width",
+    "box_predictor": "box_width",
+    "mask_roi_pool": "roi_scale",
+    "mask_head": "mask_widths",
+    "mask_predictor": "mask_widths",
 }
-# What `face_detector` sets itself, of RetinaNet's arguments.
-FACE_ARGUMENTS = {"backbone", "num_classes", "anchor_generator", "head", "proposal_matcher", "kwargs"} | {
-    "fg_iou_thresh",
-    "bg_iou_thresh",
+# Of RetinaNet's arguments those that `face_detector` sets, and from which of its own, if any.
+FACE_ARGUMENTS = {
+    "backbone": "arch",
+    "num_classes": None,
+    "anchor_generator": "anchor_scale",
+    "head": "fpn_channels",
+    "proposal_matcher": "positive_iou",
+    "fg_iou_thresh": "positive_iou",
+    "bg_iou_thresh": "negative_iou",
+    "size_divisible": "levels",
+    "_skip_resize": None,
 }
 
 
@@ -78,6 +93,7 @@ def mask_rcnn(
     128
     """
     check_options_have_block(block, options)
+    further = _further(detector_options, OWN_ARGUMENTS, "mask_rcnn")
     if trainable_stages is None and not (weights is backbone_weights is None):
         trainable_stages = 3
     backbone = resnet_fpn(
@@ -105,7 +121,7 @@ def mask_rcnn(
         mask_roi_pool=MultiScaleRoIAlign(maps, 14, 2, canonical_scale=roi_scale),
         mask_head=MaskRCNNHeads(fpn_channels, mask_widths, 1),
         mask_predictor=MaskRCNNPredictor(mask_widths[-1], mask_widths[-1], num_classes),
-        **({} if detector_options is None else detector_options),
+        **further,
     )
     model = _completed(model, block, placement, options, norm)
     _load(model, weights, weights_without, backbone_weights)
@@ -148,6 +164,7 @@ def face_detector(
     256
     """
     check_options_have_block(block, options)
+    further = _further(detector_options, FACE_ARGUMENTS, "face_detector")
     if not 0 <= negative_iou <= positive_iou <= 1:
         raise ValueError(
             f"negative_iou={negative_iou}, positive_iou={positive_iou}: expected numbers from 0 to 1, the "
@@ -168,7 +185,6 @@ def face_detector(
     if anchor_scale <= 0:
         raise ValueError(f"anchor_scale={anchor_scale}: expected a number above 0")
     sizes = tuple(tuple(anchor_scale * 2**level * scale for scale in FACE_SCALES) for level in levels)
-    settings = {"min_size": 1100, "max_size": 1650, **({} if detector_options is None else detector_options)}
     model = FaceDetector(
         backbone,
         num_classes=1,
@@ -179,7 +195,7 @@ def face_detector(
         # Else the coarsest map would have another stride than in training.
         size_divisible=2 ** max(levels),
         _skip_resize=True,
-        **settings,
+        **{"min_size": 1100, "max_size": 1650, **further},
     )
     model.head.regression_head._loss_type = "diou"
     model = _completed(model, block, placement, options, norm)
@@ -234,6 +250,16 @@ class FaceDetector(RetinaNet):  # type: ignore[misc]  # torchvision has no types
         heads = {name: [value.float() for value in values] for name, values in head_outputs.items()}
         with torch.autocast(anchors[0][0].device.type, enabled=False):
             return super().postprocess_detections(heads, anchors, image_shapes)
+
+
+def _further(options: Mapping[str, Any] | None, own: Mapping[str, str | None], of: str) -> Mapping[str, Any]:
+    """The options of a detector, none of which we set ourselves."""
+    options = {} if options is None else options
+    for option in options:
+        if option in own:
+            instead = "leave it out" if own[option] is None else f"use {of}({own[option]}=...) instead"
+            raise ValueError(f"detector_options: {of} sets {option} itself; {instead}")
+    return options
 
 
 def _completed(

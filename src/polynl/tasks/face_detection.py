@@ -56,9 +56,8 @@ class FaceDetectorPart(DetectorPart):
     @field_validator("detector_options")
     @classmethod
     def _known_detector_options(cls, options: dict[str, Any]) -> dict[str, Any]:
-        check_known(
-            options, RetinaNet.__init__, FACE_ARGUMENTS | {"self", "min_size", "max_size"}, "RetinaNet"
-        )
+        without = {*FACE_ARGUMENTS, "self", "min_size", "max_size", "kwargs"}
+        check_known(options, RetinaNet.__init__, without, "RetinaNet")
         return options
 
 

@@ -51,7 +51,9 @@ class MaskRCNNPart(DetectorPart):
     @field_validator("detector_options")
     @classmethod
     def _known_detector_options(cls, options: dict[str, Any]) -> dict[str, Any]:
-        check_known(options, MaskRCNN.__init__, {*OWN_ARGUMENTS, "self", "min_size", "max_size"}, "MaskRCNN")
+        # A head is a module, which no file can say.
+        without = {*OWN_ARGUMENTS, "rpn_head", "self", "min_size", "max_size", "kwargs"}
+        check_known(options, MaskRCNN.__init__, without, "MaskRCNN")
         return options
 
 
