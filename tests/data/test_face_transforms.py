@@ -114,6 +114,17 @@ def test_small_faces_are_left_out_on_demand() -> None:
         assert torch.equal(found, 2 * boxes[kept]), "by the shorter side, resized; nothing has no side"
 
 
+def test_small_is_what_is_left_of_a_face_in_the_patch(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = torch.zeros(3, HEIGHT, WIDTH, dtype=torch.uint8)
+    # A patch of side 60 from (10, 10) on has 6 of the first box's 10 columns, 12 once resized.
+    boxes = torch.tensor([[64.0, 30, 74, 40], [30, 30, 40, 40]])
+    monkeypatch.setattr(torch, "randint", lambda *_: torch.tensor(10))
+    for least, kept in ((12.0, [0, 1]), (12.5, [1])):
+        _, found = plain(120, scale=(2 / 3, 2 / 3), min_face=least)(image, boxes)
+        expected = torch.tensor([[108.0, 40, 120, 60], [40, 40, 60, 60]])[kept]
+        assert torch.equal(found, expected)
+
+
 def test_images_of_any_shape_and_without_faces() -> None:
     for height, width in ((1, 1), (2, 300), (300, 2), (50, 50)):
         image, boxes = FacePatch(32)(torch.zeros(3, height, width, dtype=torch.uint8), torch.empty(0, 4))

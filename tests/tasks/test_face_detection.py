@@ -14,9 +14,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 from polynl import inserted
-from polynl.data.classification import Unreadable
+from polynl.data.classification import Unreadable, UnreadableImageError
+from polynl.data.face_scenes import FaceScenes
 from polynl.errors import SettingsError
+from polynl.metrics.wider_face import SUBSETS, Faces, GroundTruth
 from polynl.metrics.wider_face_files import write_predictions
+from polynl.tasks import face_detection
 from polynl.tasks.base import Batch
 from polynl.tasks.face_detection import FaceDetection, _rows
 from polynl.train.recipe import FaceDetectionRecipe
@@ -128,6 +131,40 @@ def test_patches_are_what_the_recipe_says(official: list[str]) -> None:
     assert task.groups() is None
 
 
+def patch_of(*words: object) -> tuple[Tensor, Tensor]:
+    data = task_of(*words).train_set()
+    torch.manual_seed(0)
+    image, target = data[2]
+    return image, target["boxes"]
+
+
+@pytest.mark.parametrize("source", ["scenes", "wider_face"])
+def test_every_key_of_a_patch_has_a_say(source: str, official: list[str]) -> None:
+    words = [*(official if source == "wider_face" else ()), "--data.patch.distort", 0, "--data.flip", 0]
+    image, boxes = patch_of(*words)
+    assert len(boxes) > 0
+    assert torch.equal(patch_of(*words, "--data.flip", 1)[0], image.flip(2))
+    assert not torch.equal(patch_of(*words, "--data.patch.distort", 1)[0], image)
+    assert not torch.equal(patch_of(*words, "--data.patch.scale", "[0.3,0.3]")[0], image)
+    assert len(patch_of(*words, "--data.patch.min-face", 700)[1]) == 0
+
+
+def test_scenes_are_those_of_the_seed_and_the_split() -> None:
+    data = {seed: task_of("--data.seed", seed) for seed in (0, 1)}
+    expected = FaceScenes(8, size=64, split="train", seed=1, training=True)
+    assert torch.equal(data[1].train_set().images, expected.images)  # type: ignore[attr-defined]
+    assert [len(data[0].train_set()), len(data[0].val_set())] == [8, 5]
+    firsts = [data[0].train_set().images[0], data[0].val_set()[0][0]]  # type: ignore[attr-defined]
+    assert not torch.equal(*firsts)
+
+
+def test_images_that_cannot_be_read_are_skipped_on_demand(official: list[str], tmp_path: Path) -> None:
+    (tmp_path / "WIDER_val" / "images" / NAMES[0]).write_bytes(b"")
+    assert isinstance(task_of(*official, "--data.on-bad-image", "skip").val_set()[0], Unreadable)
+    with pytest.raises(UnreadableImageError, match=r"a\.jpg"):
+        task_of(*official).val_set()[0]
+
+
 # Scores
 
 
@@ -164,6 +201,24 @@ def test_boxes_are_scaled_to_the_ground_truth(official: list[str], tmp_path: Pat
         task_of(*official, "--data.truth-scale", 2).check()
     found = {"boxes": torch.tensor([[1.0, 2.0, 4.0, 8.0]]), "scores": torch.tensor([0.5])}
     assert _rows(found, 2.0).tolist() == [[2.0, 4.0, 6.0, 12.0, 0.5]]
+
+
+def test_official_faces_are_those_of_the_images_at_their_scale(
+    official: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images at half size, and fewer of them than the official files have."""
+    listed = task_of(*official)._truth
+    faces = {
+        image: Faces(2 * one.boxes, dict.fromkeys(SUBSETS, one.counted["hard"]))
+        for image, one in listed.items()
+    }
+    whole = GroundTruth({("0--Parade", "other"): faces["0--Parade", "a"], **faces})
+    monkeypatch.setattr(face_detection, "read_ground_truth", {tmp_path: whole}.__getitem__)
+    task = task_of(*official, "--data.ground-truth", tmp_path, "--data.truth-scale", 2)
+    task.check()
+    assert list(task._truth) == list(listed)
+    full = pytest.approx(100)
+    assert scored(task, Oracle(task, scale=2)) == {"easy_ap": full, "medium_ap": full, "hard_ap": full}
 
 
 def test_images_that_were_not_seen_are_not_scored() -> None:
@@ -219,6 +274,7 @@ def test_a_recipe_that_cannot_be_run(words: str, expected: str) -> None:
     [
         ("--model.detector-options.nms_tresh 0.4", "RetinaNet has no option 'nms_tresh'. Perhaps"),
         ("--model.detector-options.fg_iou_thresh 0.4", "RetinaNet has no option 'fg_iou_thresh'."),
+        ("--model.detector-options.kwargs 3", "RetinaNet has no option 'kwargs'."),
         ("--model.positive-iou 35", "model.positive_iou: "),
         ("--data.patch.scale [1,0.5]", "data.patch.scale: expected [from, to] with 0 < from <= to <= 1"),
         ("--data.patch.sise 3", "data.patch.sise: there is no such key. Perhaps you meant size"),

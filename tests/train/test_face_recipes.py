@@ -41,10 +41,17 @@ def test_wider_face_recipes_say_the_papers_run(block: str) -> None:
         None,
         None,
     )
-    assert (model.positive_iou, model.levels) == (0.35, (2, 3, 4, 5, 6))
+    assert (model.positive_iou, model.negative_iou, model.levels) == (0.35, 0.35, (2, 3, 4, 5, 6))
     assert (model.min_size, model.max_size) == (1100, 1650)
+    assert model.detector_options == {
+        "score_thresh": 0.02,
+        "nms_thresh": 0.4,
+        "topk_candidates": 5000,
+        "detections_per_img": 750,
+    }
     assert data.source == "wider_face"
-    assert (data.flip, data.patch.size, data.truth_scale) == (0.5, 640, 1.0)
+    assert (data.flip, data.truth_scale) == (0.5, 1.0)
+    assert (data.patch.size, data.patch.scale, data.patch.distort) == (640, (0.3, 1.0), 0.5)
     # On no device: the sizes of the paper, without their memory.
     with torch.device("meta"):
         network = recipe.build_task().model()
