@@ -57,6 +57,19 @@ class Block(nn.Module, ABC):
         """The dtype of the parameters."""
         return next(self.parameters()).dtype
 
+    @property
+    def mixes(self) -> bool:
+        """Whether Y = X·M(G), with G the Gram matrix of X; then `mixing(G)` is M."""
+        return False
+
+    def mixing(self, gram: Float[Tensor, "b c c"]) -> Float[Tensor, "b c c"]:
+        """M(G), where the block `mixes`."""
+        raise ValueError(f"{type(self).__name__}.mixing: this block is not X·M(G)")
+
+    def scales(self) -> tuple[Tensor | float, Tensor | float]:
+        """(α, β), where the block is Z = αX + βY."""
+        return 1.0, 1.0
+
     def _on_folded(self, x: Float[Tensor, "b c *spatial"]) -> Float[Tensor, "b c *spatial"]:
         folded = x.flatten(2).mT
         z = self.transform(folded, x.shape[2:])
@@ -125,6 +138,33 @@ class PointwiseNorm(nn.Module):
         nn.init.zeros_(self.linear.weight)
         if self.linear.bias is not None:
             nn.init.zeros_(self.linear.bias)
+
+
+class AttentionBlock(Block):
+    """Z = X + norm(Y W_out), Y at a position being values of all positions, weighted by queries and keys."""
+
+    heads: int = 1
+    out: PointwiseNorm
+
+    @abstractmethod
+    def projections(
+        self, x: Float[Tensor, "b n c"], spatial: torch.Size
+    ) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b m d"], Float[Tensor, "b m e"]]:
+        """Queries, keys and values; there are fewer keys than queries where they are sub-sampled."""
+
+    @abstractmethod
+    def attention(
+        self, q: Float[Tensor, "b n d"], k: Float[Tensor, "b m d"], v: Float[Tensor, "b m e"]
+    ) -> Float[Tensor, "b n e"]:
+        """Y, linear in the values; channels are head-major."""
+
+    def keys_of(self, spatial: torch.Size) -> torch.Size:
+        """The shape that the positions of the keys have."""
+        return spatial
+
+    def transform(self, x: Float[Tensor, "b n c"], spatial: torch.Size) -> Float[Tensor, "b n c"]:
+        """The class's formula on a folded map."""
+        return x + self.out(self.attention(*self.projections(x, spatial)))
 
 
 def saturate(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -4,13 +4,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polynl.blocks.base import Block, Init, Pointwise, PointwiseNorm, choice, divides, flag, width
+from polynl.blocks.base import AttentionBlock, Init, Pointwise, PointwiseNorm, choice, divides, flag, width
 from polynl.functional.efficient import NORMALIZATIONS, Normalization, efficient_attention
 from polynl.functional.gram import mix_by_gram
 from polynl.functional.non_local import cheaper_through_gram, dot_product_mixing
 
 
-class EfficientNL(Block):
+class EfficientNL(AttentionBlock):
     """Z = X + Y W_out with Y the attention of q = XW_q, k = XW_k, v = XW_v, from right to left.
 
     See :func:`polynl.functional.efficient_attention`: `normalization` "softmax" is the published module,
@@ -47,14 +47,25 @@ class EfficientNL(Block):
 
     def transform(self, x: Float[Tensor, "b n c"], spatial: torch.Size) -> Float[Tensor, "b n c"]:
         """The class's formula on a folded map."""
-        if self._mixes() and cheaper_through_gram(x, max(self.key_channels, self.value_channels)):
+        if self.mixes and cheaper_through_gram(x, max(self.key_channels, self.value_channels)):
             return mix_by_gram(x, self.mixing)
-        q, k, v = self.queries(x), self.keys(x), self.values(x)
-        return x + self.out(efficient_attention(q, k, v, self.heads, self.normalization))
+        return super().transform(x, spatial)
+
+    def projections(
+        self, x: Float[Tensor, "b n c"], spatial: torch.Size
+    ) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b n d"], Float[Tensor, "b n e"]]:
+        """Of every position."""
+        return self.queries(x), self.keys(x), self.values(x)
+
+    def attention(
+        self, q: Float[Tensor, "b n d"], k: Float[Tensor, "b m d"], v: Float[Tensor, "b m e"]
+    ) -> Float[Tensor, "b n e"]:
+        """See :func:`polynl.functional.efficient_attention`."""
+        return efficient_attention(q, k, v, self.heads, self.normalization)
 
     def mixing(self, gram: Float[Tensor, "b c c"]) -> Float[Tensor, "b c c"]:
         """M(G) with Z − X = X·M(G), without normalisation and bias: the heads' matrices, added up."""
-        if not self._mixes():
+        if not self.mixes:
             raise ValueError(
                 f"EfficientNL.mixing: normalization={self.normalization!r}, bias={self.bias}; "
                 "the block is X·M(G) only with 'none' and False"
@@ -65,5 +76,7 @@ class EfficientNL(Block):
         out = self.out.linear.weight.mT.unflatten(0, (self.heads, -1))
         return dot_product_mixing(gram.unsqueeze(-3), q, k, v, out).sum(dim=-3)
 
-    def _mixes(self) -> bool:
+    @property
+    def mixes(self) -> bool:
+        """Without normalisation and bias."""
         return self.normalization == "none" and not self.bias

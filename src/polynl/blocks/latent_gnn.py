@@ -51,6 +51,10 @@ class LatentGNN(Block):
         self.out = _projection(inner * len(self.latent_dims), channels)
         self.gamma = nn.Parameter(torch.zeros(()) if init == "identity" else torch.ones(()))
 
+    def scales(self) -> tuple[Tensor | float, Tensor | float]:
+        """1 and γ."""
+        return 1.0, self.gamma
+
     def transform(self, x: Float[Tensor, "b n c"], spatial: torch.Size) -> Float[Tensor, "b n c"]:
         """The class's formula on a folded map."""
         v = unit_length(self.to_latent(x), dim=-1)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from polynl.blocks.base import (
     NORMS,
-    Block,
+    AttentionBlock,
     Init,
     Norm,
     Pointwise,
@@ -38,7 +38,7 @@ SCALES: tuple[Scale, ...] = ("none", "inner", "channels")
 SubSample = Literal["before", "after"]
 
 
-class NonLocal(Block):
+class NonLocal(AttentionBlock):
     """Z = X + norm(Y W_out), Y gathering g = XW_g from all positions by their similarity.
 
     With θ = XWθ and φ = XWφ, M the number of keys and `scale` s:
@@ -110,38 +110,58 @@ class NonLocal(Block):
 
     def transform(self, x: Float[Tensor, "b n c"], spatial: torch.Size) -> Float[Tensor, "b n c"]:
         """The class's formula on a folded map."""
-        if self.form == "gram" and not self._beyond_mixing() and cheaper_through_gram(x, self.inner_channels):
+        if self.form == "gram" and self.mixes and cheaper_through_gram(x, self.inner_channels):
             return mix_by_gram(x, self.mixing)
+        return super().transform(x, spatial)
+
+    def projections(
+        self, x: Float[Tensor, "b n c"], spatial: torch.Size
+    ) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b m d"], Float[Tensor, "b m e"]]:
+        """θ, φ and g."""
         keys = self._pooled(x, spatial) if self.sub_sample == "before" else x
         theta = x if self.theta is None else self.theta(x)
         phi = keys if self.phi is None else self.phi(keys)
         g = self.g(keys)
         if self.sub_sample == "after":
             phi, g = self._pooled(phi, spatial), self._pooled(g, spatial)
-        return x + self.out(self._attention(theta, phi, g))
+        return theta, phi, g
 
-    def _attention(
-        self, theta: Float[Tensor, "b n d"], phi: Float[Tensor, "b m d"], g: Float[Tensor, "b m e"]
+    def attention(
+        self, q: Float[Tensor, "b n d"], k: Float[Tensor, "b m d"], v: Float[Tensor, "b m e"]
     ) -> Float[Tensor, "b n e"]:
+        """The formula of the mode, with θ, φ and g."""
         if self.pair is not None:
-            return concatenation_attention(theta, phi, g, self.pair)
+            return concatenation_attention(q, k, v, self.pair)
         if self.form is not None:
-            return dot_product_attention(theta * self._scale(), phi, g, self.form)
-        return softmax_attention(theta, phi, g, self._scale())
+            return dot_product_attention(q * self._scale(), k, v, self.form)
+        return softmax_attention(q, k, v, self._scale())
 
     def _scale(self) -> float:
         return {"none": 1.0, "inner": self.inner_channels**-0.5, "channels": self.channels**-0.5}[self.scale]
 
+    def keys_of(self, spatial: torch.Size) -> torch.Size:
+        """The shape of the pooled map, where keys are sub-sampled."""
+        if self.sub_sample is None:
+            return spatial
+        return torch.Size(extent // size for extent, size in zip(spatial, self._window(spatial), strict=True))
+
     def _pooled(self, x: Float[Tensor, "b n d"], spatial: torch.Size) -> Float[Tensor, "b m d"]:
+        pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(spatial) - 1]
+        return pool(x.mT.unflatten(-1, spatial), self._window(spatial)).flatten(2).mT
+
+    def _window(self, spatial: torch.Size) -> tuple[int, ...]:
         sizes = self.pool_size if isinstance(self.pool_size, tuple) else (self.pool_size,) * len(spatial)
         if len(sizes) != len(spatial):
             raise ValueError(
                 f"NonLocal: x has {len(spatial)} spatial axes; "
                 f"pool_size={self.pool_size!r} is for {len(sizes)}"
             )
-        window = tuple(min(size, extent) for size, extent in zip(sizes, spatial, strict=True))
-        pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(spatial) - 1]
-        return pool(x.mT.unflatten(-1, spatial), window).flatten(2).mT
+        return tuple(min(size, extent) for size, extent in zip(sizes, spatial, strict=True))
+
+    @property
+    def mixes(self) -> bool:
+        """With dot products, without bias, norm and sub-sampling."""
+        return self._beyond_mixing() is None
 
     def mixing(self, gram: Float[Tensor, "b c c"]) -> Float[Tensor, "b c c"]:
         """M(G) with Z − X = X·M(G), for dot products without bias, norm and sub-sampling."""

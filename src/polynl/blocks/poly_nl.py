@@ -52,6 +52,15 @@ class PolyNL(Block):
         w1, w2, w3, w_value = self._matrices()
         return poly_nl(x, w1, w2, w3, self.alpha, self.beta, w_value, self.form)
 
+    @property
+    def mixes(self) -> bool:
+        """Always."""
+        return True
+
+    def scales(self) -> tuple[Tensor | float, Tensor | float]:
+        """The learned α and β."""
+        return self.alpha, self.beta
+
     def mixing(self, gram: Float[Tensor, "b c c"]) -> Float[Tensor, "b c c"]:
         """M(G) with Y = X·M(G). See :func:`polynl.functional.poly_nl_mixing`."""
         return poly_nl_mixing(gram, *self._matrices())
