@@ -109,6 +109,17 @@ def test_layout_and_dtype_of_the_input_are_kept(case: Case, layout: str) -> None
 
 
 @every_case
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("shape", [(1, CHANNELS, 6, 5), (2, CHANNELS, 1, 1), (1, CHANNELS, 1, 1)])
+def test_axes_of_one_element_keep_their_strides(case: Case, shape: tuple[int, ...], last: bool) -> None:
+    """Convolutions read the memory format from all strides, and round as they read it."""
+    x = image(case, *shape)
+    if last:  # as convolutions give it, also for one position
+        x = x.movedim(1, -1).contiguous().movedim(-1, 1)
+    assert case.build()(x).stride() == x.stride()
+
+
+@every_case
 @pytest.mark.parametrize(
     "shape", [(0, CHANNELS, 4, 3), (2, CHANNELS, 1, 1), (1, CHANNELS, 1, 1), (1, CHANNELS, 17, 1)]
 )

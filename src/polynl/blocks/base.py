@@ -75,7 +75,7 @@ class Block(nn.Module, ABC):
         z = self.transform(folded, x.shape[2:])
         # A transform that turned the layout around is turned back here; usually neither call copies.
         z = z.mT.contiguous() if channels_first(folded) else z.contiguous().mT
-        return z.reshape(x.shape)
+        return laid_out_like(x, z.reshape(x.shape))
 
     def check_input(self, x: Tensor, *, any_dtype: bool = False) -> None:
         """Refuse what is not a batch of floating-point maps with this block's channels and dtype."""
@@ -165,6 +165,19 @@ class AttentionBlock(Block):
     def transform(self, x: Float[Tensor, "b n c"], spatial: torch.Size) -> Float[Tensor, "b n c"]:
         """The class's formula on a folded map."""
         return x + self.out(self.attention(*self.projections(x, spatial)))
+
+
+def laid_out_like(x: Tensor, z: Tensor) -> Tensor:
+    """Z with the strides of x also along axes of one element, where they do not matter to its values.
+
+    They matter to torch, which reads a map's memory format from them: after a map of one position, or a batch
+    of one, a convolution would take another kernel than without the block, and round otherwise.
+    """
+    if torch.compiler.is_compiling() or z.stride() == x.stride():
+        return z
+    sizes = zip(x.shape, x.stride(), z.stride(), strict=True)
+    alike = all(size == 1 or ours == theirs for size, theirs, ours in sizes)
+    return z.as_strided(x.shape, x.stride()) if alike else z
 
 
 def saturate(x: Tensor, dtype: torch.dtype) -> Tensor:
