@@ -35,7 +35,7 @@ THIRD_PARTY = {
     "data": {"torch", "torchvision", "PIL", "pycocotools", "rich"},
     "metrics": {"torch", "numpy", "scipy", "matplotlib", "pycocotools", "faster_coco_eval"},
     "tasks": {"torch", "torchvision", "torchmetrics", "numpy", "pydantic"},
-    "train": {"torch", "pydantic", "typing_extensions", "yaml", "rich", "safetensors"},
+    "train": {"torch", "torchvision", "pydantic", "typing_extensions", "yaml", "rich", "safetensors"},
     "predict": {"torch", "torchvision", "matplotlib", "rich"},
     "errors": set(),
     "files": set(),

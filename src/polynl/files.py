@@ -43,6 +43,16 @@ def _flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def make_folder(path: Path) -> None:
+    """Make the folder of --out, or raise a SettingsError that says why there can be none."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise SettingsError(f"--out: {path} is a file; the pictures need a folder.") from None
+    except OSError as error:
+        raise SettingsError(f"--out: {path} cannot be written to: {error.strerror}.") from None
+
+
 def read_json(path: Path) -> Any:
     """The content of a file, or a SettingsError that says where it is no JSON."""
     try:

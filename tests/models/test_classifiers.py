@@ -142,7 +142,7 @@ def without(state, *keys):
     [
         (
             lambda s: without(s, "conv1.weight"),
-            r"bad\.pth' does not fit the ResNet:\n  missing: conv1\.weight$",
+            r"bad\.pth' does not fit the ResNet, missing: conv1\.weight$",
         ),
         (lambda s: without(s, *list(s)[:20:2]), r"missing: .* and \d+ more$"),
         (lambda s: {**s, "extra": torch.zeros(1)}, r"unexpected: extra$"),

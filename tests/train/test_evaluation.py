@@ -222,7 +222,7 @@ def wrong(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> Path:
         ("pt.safetensors", "pt.safetensors' is damaged or no file of tensors: "),
         ("changed.pt", "in it has changed"),
         ("wider.pth", "of another shape: bn1.bias (32,), not (8,)"),
-        ("resnet18.pth", "does not fit the SmallResNet:\n  missing: "),
+        ("resnet18.pth", "does not fit the SmallResNet, missing: "),
         ("dict.pth", "dict.pth' must hold a state dict, tensors by name; got a dict of epoch"),
         ("nowhere.pt", "there is no file "),
         ("folder.pt", "there is no file "),

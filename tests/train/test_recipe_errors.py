@@ -188,7 +188,7 @@ def test_what_cannot_be_built_is_refused_before_images_are_loaded(
 def test_weights_of_another_network_are_refused_before_anything_is_written(capsys: Any, here: Path) -> None:
     torch.save({"fc.weight": torch.zeros(3, 3)}, "other.pt")
     err = refused(capsys, here, "train", TINY, "--model.weights", "other.pt")
-    assert "model.weights: 'other.pt' does not fit the SmallResNet:" in err
+    assert "model.weights: 'other.pt' does not fit the SmallResNet, " in err
     assert "of another shape: fc.weight (3, 3), not (6, 32)" in err
 
 

@@ -57,8 +57,8 @@ def fitting_weights(
         wrong = {key for key in problems[kind] if not key.endswith(".num_batches_tracked")} - mismatched
         problems[kind] = sorted(wrong)
     if any(problems.values()):
-        lines = [f"  {kind}: {_shortened(keys)}" for kind, keys in problems.items() if keys]
-        raise ValueError("\n".join([f"{os.fspath(path)!r} does not fit the {type(model).__name__}:", *lines]))
+        said = "; ".join(f"{kind}: {_shortened(keys)}" for kind, keys in problems.items() if keys)
+        raise ValueError(f"{os.fspath(path)!r} does not fit the {type(model).__name__}, {said}")
     return state
 
 

@@ -5,32 +5,28 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.markup import escape
-from torch import Tensor, nn
-from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
+from torch import Tensor
 from torchvision.transforms.v2.functional import to_pil_image
 
 from polynl.data.classification import UnreadableImageError, read_for_detector
-from polynl.errors import RunStoppedError, SettingsError, near_matches
-from polynl.files import write_atomically
+from polynl.data.image_files import check_originals_stay, image_files, names_apart
+from polynl.errors import RunStoppedError, SettingsError
+from polynl.files import make_folder, write_atomically
 from polynl.metrics.coco import detections_of
-from polynl.models.weights import load_weights
 from polynl.predict.drawing import drawn
 from polynl.tasks.base import DetectionTask
-from polynl.train.evaluation import autocast, placed, set_up_torch
+from polynl.train.evaluation import autocast, set_up_torch
 from polynl.train.processes import joined
-from polynl.train.recipe import Recipe
-from polynl.train.recipe_file import load_recipe
-from polynl.train.run_folder import LABELS, RECIPE
+from polynl.train.trained import model_in, recipe_for, task_for
 
 DETECTIONS = "detections.json"
-IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff"}
 
 
 def run_predict(
@@ -46,19 +42,21 @@ def run_predict(
     """Draw what is found in images, and write it down; gives what is written, in COCO's format."""
     if not 0 <= threshold <= 1:
         raise SettingsError(f"--threshold {threshold:g}: expected a number from 0 to 1.")
-    if not checkpoint.is_file():
-        raise SettingsError(f"--checkpoint: there is no file {checkpoint}.")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise SettingsError("predict needs one process: start it without torchrun.")
-    images = _images(paths)
-    pictures = list(_pictures(images, out))
-    settings = _recipe(checkpoint, recipe, keys)
+    images = image_files(paths)
+    pictures = [out / f"{name}.png" for name in names_apart(images)]
+    check_originals_stay(images, pictures)
+    settings = recipe_for(checkpoint, recipe, keys, ("checkpoint", "out", "threshold"))
+    task = task_for(checkpoint, settings)
+    if not isinstance(task, DetectionTask):
+        raise SettingsError(f"predict draws what detectors find, and {settings.task} finds no boxes.")
     set_up_torch(settings)
     content: dict[str, Any] = {"images": [], "annotations": [], "categories": []}
     unreadable = 0
     with joined(settings.device) as processes:
-        task, model = trained(settings, checkpoint, processes.device)
-        _make_folder(out)
+        model = model_in(checkpoint, settings, task, processes.device)
+        make_folder(out)
         names = task.labels()
         content["categories"] = [{"id": label, "name": name} for label, name in names.items()]
         for path, picture in zip(images, pictures, strict=True):
@@ -79,89 +77,6 @@ def run_predict(
     if unreadable:
         raise RunStoppedError(f"{unreadable} of {len(images)} images could not be read, see above.")
     return content
-
-
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise SettingsError(f"--out: {out} is a file; the pictures need a folder.") from None
-    except OSError as error:
-        raise SettingsError(f"--out: {out} cannot be written to: {error.strerror}.") from None
-
-
-def trained(recipe: Recipe, checkpoint: Path, device: torch.device) -> tuple[DetectionTask, nn.Module]:
-    """The task and its model with the weights of a file, ready to detect."""
-    task = recipe.untrained().build_task(_labels(checkpoint, recipe.task))
-    if not isinstance(task, DetectionTask):
-        raise SettingsError(f"predict draws what detectors find, and {recipe.task} finds no boxes.")
-    model = task.model()
-    try:
-        load_weights(model, checkpoint, trained=True)
-    except ValueError as error:
-        raise SettingsError(
-            f"--checkpoint: {error}\nA run keeps {RECIPE} and {LABELS} beside its checkpoints; keep them so."
-        ) from error
-    return task, placed(model, recipe, device).eval()
-
-
-def _labels(checkpoint: Path, task: str) -> dict[int, str] | None:
-    """The names that the run has kept, or those of torchvision's COCO weights, or None for the task's own."""
-    file = checkpoint.parent / LABELS
-    if not file.is_file() and task != "instance_segmentation":
-        return None
-    if not file.is_file():
-        names = MaskRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"]
-        return {number: name for number, name in enumerate(names) if number > 0}
-    try:
-        return {int(number): str(name) for number, name in json.loads(file.read_text("utf-8")).items()}
-    except (ValueError, AttributeError) as error:
-        raise SettingsError(f"{file} is no file of names by number: {error}.") from None
-
-
-def _recipe(checkpoint: Path, recipe: str | None, keys: Sequence[str]) -> Recipe:
-    beside = checkpoint.parent / RECIPE
-    if recipe is None and not beside.is_file():
-        raise SettingsError(
-            f"there is no {RECIPE} beside {checkpoint}: say with --recipe what it was trained by, "
-            "coco/resnet50_none for torchvision's Mask R-CNN."
-        )
-    return load_recipe(beside if recipe is None else recipe, keys, ("checkpoint", "out", "threshold"))
-
-
-def _images(paths: Sequence[Path]) -> list[Path]:
-    """The files, and those in the folders."""
-    images: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            inside = sorted(
-                file for file in path.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file()
-            )
-            if not inside:
-                raise SettingsError(f"there is no image in the folder {path}.")
-            images += inside
-        elif path.is_file():
-            images.append(path)
-        else:
-            there = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
-            raise SettingsError(f"there is no image {path}.{near_matches(path.name, there)}")
-    return images
-
-
-def _pictures(images: Sequence[Path], out: Path) -> Iterator[Path]:
-    """A file for each image, named like it; images of one name in several folders get numbers."""
-    taken: set[str] = set()
-    originals = {image.resolve() for image in images}
-    for image in images:
-        name, number = image.stem, 1
-        while name in taken:
-            number += 1
-            name = f"{image.stem}_{number}"
-        taken.add(name)
-        picture = out / f"{name}.png"
-        if picture.resolve() in originals:
-            raise SettingsError(f"--out: {picture} is one of the images; choose a folder for the pictures.")
-        yield picture
 
 
 def _note(
