@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -207,11 +206,11 @@ def test_groups_are_of_all_images() -> None:
         shares(10, 2, groups=[0] * 9)
 
 
-def test_groups_of_all_of_coco_are_quick() -> None:
+def test_groups_of_all_of_coco() -> None:
     groups = random_groups(118_000, 0)
-    start = time.perf_counter()
-    ShuffledShare(118_000, batch=16, rank=0, processes=1, seed=0, epoch=0, groups=groups)
-    assert time.perf_counter() - start < 1
+    share = ShuffledShare(118_000, batch=16, rank=0, processes=1, seed=0, epoch=0, groups=groups)
+    seen = [index for batch in share for _, index in batch]
+    assert len(set(seen)) == len(seen) == 118_000
 
 
 # Scoring
