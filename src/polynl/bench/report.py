@@ -217,7 +217,11 @@ def origin(command: str, environment: Mapping[str, Any]) -> str:
     machine = f"{e['cpu']}, {cores}, torch {e['torch']}, polynl {e['polynl']}"
     if "gpu" in e:
         machine = f"{e['gpu']}, {machine}"
-    return f"`{command}` on {machine}" + (f", commit {e['commit'][:10]}." if e["commit"] else ".")
+    if not e["commit"]:
+        return f"`{command}` on {machine}."
+    # A plus tells that files had been changed.
+    commit = e["commit"][:10] + ("+" if e["commit"].endswith("+") else "")
+    return f"`{command}` on {machine}, commit {commit}."
 
 
 def markdown_rows(table: Table) -> list[str]:
