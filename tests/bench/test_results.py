@@ -1,5 +1,6 @@
 """The file of a run: its schema, that it is written whole, and what is said of files that do not fit."""
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -105,6 +106,14 @@ def test_files_that_are_no_results(tmp_path: Path, text: str | None, message: st
         path.write_text(text)
     with pytest.raises(SettingsError, match=message):
         Results.load(path)
+
+
+@pytest.mark.parametrize("measurements", [3, [1]])
+def test_measurements_that_are_none(tmp_path: Path, measurements: object) -> None:
+    empty = dict.fromkeys(field.name for field in dataclasses.fields(Results))
+    (tmp_path / "a.json").write_text(json.dumps({**empty, "schema": 1, "measurements": measurements}))
+    with pytest.raises(SettingsError, match=r"it has no measurements"):
+        Results.load(tmp_path / "a.json")
 
 
 def test_differences_name_what_changed() -> None:

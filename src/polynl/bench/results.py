@@ -136,6 +136,8 @@ class Results:
             fields["measurements"] = [Measurement.from_json(entry) for entry in fields["measurements"]]
         except KeyError as error:
             raise SettingsError(f"{path} is not the JSON of a benchmark: {error} is missing.") from error
+        except TypeError:
+            raise SettingsError(f"{path} is not the JSON of a benchmark: it has no measurements.") from None
         return cls(**fields)
 
 
