@@ -24,7 +24,8 @@ MAY_IMPORT = {
     "environment": {"polynl"},
     "reproduce": {"reproduce", "train", "bench", "environment", "errors", "files"},
     "bench": {"bench", "models", "blocks", "functional", "environment", "errors", "files", "polynl"},
-    "cli": {"bench", "data", "metrics", "predict", "reproduce", "train", "errors"},
+    "commands": {"bench", "data", "metrics", "predict", "reproduce", "train", "errors"},
+    "cli": {"commands", "errors"},
     "__main__": {"cli"},
     "__init__": {"blocks", "models"},
 }
@@ -43,6 +44,7 @@ THIRD_PARTY = {
     "environment": {"torch"},
     "reproduce": {"torch", "rich", "matplotlib"},
     "bench": {"torch", "rich", "matplotlib", "mmcv", "timm"},
+    "commands": {"tyro", "rich"},
     "cli": {"tyro", "rich"},
     "__main__": set(),
     "__init__": set(),

@@ -1,0 +1,245 @@
+"""The commands: dataclasses of options, whose docstrings are the help, and what they run."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+
+from polynl.bench.settings import LayerSettings, NetSettings
+from polynl.errors import SettingsError, check_resume_or_overwrite
+from polynl.reproduce.settings import ReproduceSettings
+
+# What a command needs beyond its options is imported when it runs: `polynl --help` need not load matplotlib.
+
+
+class BenchLayers(LayerSettings):  # noqa: D101
+    __doc__ = LayerSettings.__doc__
+
+    def run(self, console: Console) -> None:
+        """See :func:`polynl.bench.layers.run_layers`."""
+        from polynl.bench.layers import run_layers
+
+        run_layers(self, console)
+
+
+class BenchNets(NetSettings):  # noqa: D101
+    __doc__ = NetSettings.__doc__
+
+    def run(self, console: Console) -> None:
+        """See :func:`polynl.bench.networks.run_networks`."""
+        from polynl.bench.networks import run_networks
+
+        run_networks(self, console)
+
+
+@dataclass(frozen=True)
+class BenchCompare:
+    """What changed between two runs of `polynl bench layers` or of `polynl bench nets`.
+
+    A change is marked where it is outside the spread: the middle halves of the two runs do not touch.
+    """
+
+    first: tyro.conf.Positional[Path]
+    """JSON of the earlier run."""
+    second: tyro.conf.Positional[Path]
+    """JSON of the later run."""
+    all: bool = False
+    """Show every point, not only those outside the spread."""
+
+    def run(self, console: Console) -> None:
+        """See :func:`polynl.bench.compare.run_compare`."""
+        from polynl.bench.compare import run_compare
+
+        run_compare(self.first, self.second, console, everything=self.all)
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train as a recipe says, in one process or in those that torchrun starts.
+
+    polynl train RECIPE.yaml [--key value …]: every key of the recipe can be given anew, as in
+    --optimizer.lr 0.2; --list-keys shows them all. The recipes that come with polynl are known by name:
+    scenes/poly_nl is one.
+    """
+
+    recipe: tyro.conf.Positional[str]
+    """The file; it comes before the options."""
+    out: Path | None = None
+    """Folder of the run; runs/FOLDER/NAME of the recipe's file unless given."""
+    resume: bool = False
+    """Go on from the last checkpoint in --out, if there is one."""
+    overwrite: bool = False
+    """Replace the run in --out."""
+    list_keys: bool = False
+    """Show the recipe's keys, their values and what they mean, and train nothing."""
+    keys: tyro.conf.Suppress[tuple[str, ...]] = ()
+
+    def run(self, console: Console) -> None:
+        """See :func:`polynl.train.loop.train`."""
+        from polynl.train.loop import train
+        from polynl.train.recipe_file import find_recipe, keys_table, load_recipe
+
+        check_resume_or_overwrite(resume=self.resume, overwrite=self.overwrite)
+        recipe, file = load_recipe(self.recipe, self.keys, _options(self)), find_recipe(self.recipe)
+        if self.list_keys:
+            console.print(keys_table(recipe))
+            return
+        out = Path("runs", file.resolve().parent.name, file.stem) if self.out is None else self.out
+        train(recipe, out, console, resume=self.resume, overwrite=self.overwrite)
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Score a checkpoint on the images that a recipe names, in one process or those that torchrun starts."""
+
+    recipe: tyro.conf.Positional[str]
+    """The file, as for `polynl train`; a run's folder has one."""
+    checkpoint: Path | None = None
+    """A checkpoint of `polynl train`, or weights: safetensors, or a state dict."""
+    out: Path | None = None
+    """A file to write the scores to, as JSON."""
+    save_detections: Path | None = None
+    """Where to write all that was found: a file in COCO's results format, of faces a folder of text files."""
+    detections: Path | None = None
+    """Instead of --checkpoint, such a file or folder to score, of any program."""
+    keys: tyro.conf.Suppress[tuple[str, ...]] = ()
+
+    def run(self, console: Console) -> None:
+        """See :func:`polynl.train.evaluation.evaluate_checkpoint` and `evaluate_detections`."""
+        from polynl.train.evaluation import evaluate_checkpoint, evaluate_detections
+        from polynl.train.recipe_file import load_recipe
+
+        if (self.checkpoint is None) == (self.detections is None):
+            raise SettingsError("give what is to be scored: --checkpoint FILE or --detections PATH.")
+        recipe = load_recipe(self.recipe, self.keys, _options(self))
+        if self.checkpoint is not None:
+            evaluate_checkpoint(
+                recipe, self.checkpoint, self.out, console, save_detections=self.save_detections
+            )
+        elif self.detections is not None:
+            if self.save_detections is not None:
+                raise SettingsError("--save-detections: --detections names a file that has them already.")
+            evaluate_detections(recipe, self.detections, self.out, console)
+
+
+@dataclass(frozen=True)
+class EvaluateFaces:
+    """Score the faces that any detector found as WIDER FACE does: AP of its Easy, Medium and Hard ones."""
+
+    predictions: tyro.conf.Positional[Path]
+    """Folder with EVENT/IMAGE.txt for every image: its name, a count, and lines of x y w h score."""
+    ground_truth: Path
+    """Folder of the official wider_face_val.mat and wider_{easy,medium,hard}_val.mat."""
+    curves: Path = Path("wider_face.png")
+    """File for the three precision–recall curves."""
+    partial: bool = False
+    """Score those images that there are predictions of, instead of asking for all."""
+
+    def run(self, console: Console) -> None:
+        """See :func:`polynl.metrics.wider_face.wider_face_evaluation`."""
+        from polynl.metrics.wider_face import wider_face_evaluation
+        from polynl.metrics.wider_face_files import read_ground_truth, read_predictions
+        from polynl.metrics.wider_face_plots import draw_curves
+        from polynl.train.evaluation import check_destination
+
+        check_destination(self.curves, "file", "--curves")
+        if self.curves.suffix.lower() != ".png":
+            raise SettingsError(f"--curves: {self.curves} is no name of a PNG, which is what is drawn.")
+        truth = read_ground_truth(self.ground_truth)
+        found = read_predictions(self.predictions, truth, partial=self.partial)
+        evaluation = wider_face_evaluation(truth.only(found), found)
+        for subset, ap in evaluation.ap.items():
+            console.print(f"{subset.capitalize():>8} {ap:.5f}", highlight=False)
+        draw_curves(evaluation, self.curves)
+        images = f"{len(found):,} of {len(truth):,} images" if len(found) < len(truth) else "all images"
+        console.print(
+            escape(f"On {images}; the curves are in {self.curves}."), highlight=False, soft_wrap=True
+        )
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Draw what a trained detector finds in images: boxes, masks and names; and write it down as JSON.
+
+    Keys of the recipe can be given anew, as for `polynl train`.
+    """
+
+    images: tyro.conf.Positional[tuple[Path, ...]]
+    """Files, or folders of them."""
+    checkpoint: Path
+    """A checkpoint or weights in the folder of a run, or torchvision's Mask R-CNN."""
+    recipe: str | None = None
+    """What it was trained by; the recipe.yaml beside it unless given."""
+    out: Path = Path("predictions")
+    """Folder for a PNG of each image, and detections.json in COCO's format."""
+    threshold: float = 0.5
+    """Leave out what the detector is less sure of."""
+    keys: tyro.conf.Suppress[tuple[str, ...]] = ()
+
+    def run(self, console: Console) -> None:
+        """See :func:`polynl.predict.run.run_predict`."""
+        from polynl.predict.run import run_predict
+
+        run_predict(
+            self.images,
+            self.checkpoint,
+            self.out,
+            console,
+            recipe=self.recipe,
+            keys=self.keys,
+            threshold=self.threshold,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduce(ReproduceSettings):  # noqa: D101
+    __doc__ = ReproduceSettings.__doc__
+    keys: tyro.conf.Suppress[tuple[str, ...]] = ()
+
+    def run(self, console: Console) -> None:
+        """See :func:`polynl.reproduce.run.run_reproduce`."""
+        from polynl.reproduce.run import run_reproduce
+
+        run_reproduce(self, console, self.keys)
+
+
+@dataclass(frozen=True)
+class DataScenes:
+    """Write scenes to files: as an ImageFolder, and as a COCO data set with boxes and masks.
+
+    The same options give the same bytes, and the scenes that `data.source: scenes` draws from them.
+    """
+
+    out: Path
+    """Folder for train/, val/ and annotations/; COCO's file names are relative to train/ and val/."""
+    images: int = 1000
+    """Scenes to train on."""
+    val_images: int = 200
+    """Scenes to score on."""
+    size: int = 128
+    """Side in pixels."""
+    difficulty: Literal["easy", "medium", "hard"] = "medium"
+    """easy: two figures; medium: also distractors, turned and tinted; hard: three figures, more of it all."""
+    seed: int = 0
+    """Of the scenes."""
+    overwrite: bool = False
+    """Replace the scenes in --out."""
+
+    def run(self, console: Console) -> None:
+        """See :func:`polynl.data.scenes_export.export_scenes`."""
+        from polynl.data.scenes_export import SceneFiles, export_scenes
+
+        scenes = SceneFiles(self.images, self.val_images, self.size, self.difficulty, self.seed)
+        export_scenes(scenes, self.out, console, overwrite=self.overwrite)
+
+
+def _options(command: Train | Evaluate) -> list[str]:
+    """The names of a command's options, which a mistyped key may mean."""
+    names = (field.name.replace("_", "-") for field in dataclasses.fields(command))
+    return [name for name in names if name not in ("recipe", "keys")]
