@@ -22,6 +22,7 @@ from polynl.commands import (
     DataScenes,
     Evaluate,
     EvaluateFaces,
+    Explain,
     Predict,
     Reproduce,
     Train,
@@ -55,6 +56,7 @@ COMMANDS = Group(
         "evaluate": Evaluate,
         "evaluate-faces": EvaluateFaces,
         "predict": Predict,
+        "explain": Explain,
         "bench": Group(
             "Measure what layers and networks cost on this machine.",
             {"layers": BenchLayers, "nets": BenchNets, "compare": BenchCompare},

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from polynl.bench.settings import LayerSettings, NetSettings
-from polynl.errors import SettingsError, check_resume_or_overwrite
+from polynl.errors import SettingsError, check_resume_or_overwrite, near_matches
 from polynl.reproduce.settings import ReproduceSettings
 
 # What a command needs beyond its options is imported when it runs: `polynl --help` need not load matplotlib.
@@ -197,6 +197,74 @@ class Predict:
         )
 
 
+@dataclass(frozen=True)
+class Explain:
+    """Draw what networks look at in images: Grad-CAM, the norms of a block's features, and influence maps.
+
+    polynl explain IMAGE… --checkpoint A --checkpoint B, or --model torchvision/resnet50 --weights FILE
+    --insert poly_nl@layer3.5. Keys of the checkpoints' recipes can be given anew, as for `polynl train`.
+    """
+
+    images: tyro.conf.Positional[tuple[Path, ...]]
+    """Files, or folders of them."""
+    checkpoint: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
+    """A checkpoint or weights in the folder of a run; give it again for each further one."""
+    recipe: str | None = None
+    """What the checkpoints were trained by; the recipe.yaml beside each unless given."""
+    model: str | None = None
+    """A network of torchvision or timm: torchvision/NAME, timm/NAME."""
+    weights: Path | None = None
+    """Of --model: safetensors, or a state dict; random ones unless given."""
+    insert: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Into --model: BLOCK@MODULE puts a block before a module; give it again for each further one."""
+    stride_in_1x1: bool = False
+    """Let bottlenecks of --model downsample in the 1×1 convolution, as weights of some ResNets need it."""
+    target: str | None = None
+    """The class that Grad-CAM is about, by name or number; the predicted one unless given."""
+    position: tuple[float, float] | None = None
+    """X and y in pixels of the image: the influence map is of it. Where Grad-CAM is highest unless given."""
+    detection: int = 0
+    """Of a detector: the detection that it is all about, counted from 0, the surest one."""
+    block: str | None = None
+    """The block that features and influence are of, by the module it stands at; the first unless given."""
+    layer: str | None = None
+    """The module whose maps Grad-CAM takes; the last with several positions unless given."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute."""
+    out: Path = Path("explanations")
+    """Folder for the pictures."""
+    keys: tyro.conf.Suppress[tuple[str, ...]] = ()
+
+    def run(self, console: Console) -> None:
+        """See :func:`polynl.explain.run.run_explain`."""
+        from polynl.explain.looking import Question
+        from polynl.explain.run import on_device, run_explain
+        from polynl.explain.subjects import subject_named, subjects_of
+
+        self._check()
+        subjects = subjects_of(self.checkpoint, self.recipe, self.keys)
+        if self.model is not None:
+            named = subject_named(self.model, self.weights, self.insert, stride_in_1x1=self.stride_in_1x1)
+            subjects.append(named)
+            if self.weights is None:
+                console.print(escape(f"{named.name} has random weights: --weights FILE gives it others."))
+        on_device(subjects, self.device)
+        question = Question(self.target, self.position, self.detection, self.block, self.layer)
+        run_explain(self.images, subjects, question, self.out, console)
+
+    def _check(self) -> None:
+        if not self.images:
+            raise SettingsError("give images: polynl explain IMAGE… with files, or folders of them.")
+        if not self.checkpoint and self.model is None:
+            raise SettingsError("say what looks at the images: --checkpoint FILE or --model LIBRARY/NAME.")
+        if self.model is None and (self.weights is not None or self.insert or self.stride_in_1x1):
+            raise SettingsError("--weights, --insert and --stride-in-1x1 belong to --model: give that too.")
+        # Of a checkpoint's recipe a key may be given; there is none that could have it otherwise.
+        if self.keys and not self.checkpoint:
+            options = [f"--{name}" for name in _options(self)]
+            raise SettingsError(f"there is no option {self.keys[0]}.{near_matches(self.keys[0], options)}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reproduce(ReproduceSettings):  # noqa: D101
     __doc__ = ReproduceSettings.__doc__
@@ -239,7 +307,7 @@ class DataScenes:
         export_scenes(scenes, self.out, console, overwrite=self.overwrite)
 
 
-def _options(command: Train | Evaluate) -> list[str]:
+def _options(command: Train | Evaluate | Explain) -> list[str]:
     """The names of a command's options, which a mistyped key may mean."""
     names = (field.name.replace("_", "-") for field in dataclasses.fields(command))
     return [name for name in names if name not in ("recipe", "keys")]

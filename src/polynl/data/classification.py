@@ -16,7 +16,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
-from torchvision.transforms import v2
+from torchvision.transforms import InterpolationMode, v2
 
 from polynl.errors import RunStoppedError
 
@@ -129,9 +129,11 @@ def train_transform(size: int, scale: tuple[float, float], flip: float) -> v2.Tr
     return v2.Compose([crop, v2.RandomHorizontalFlip(flip)])
 
 
-def val_transform(size: int, resize: int) -> v2.Transform:
+def val_transform(
+    size: int, resize: int, interpolation: InterpolationMode = InterpolationMode.BILINEAR
+) -> v2.Transform:
     """The shorter side to `resize`, then the centre."""
-    return v2.Compose([v2.Resize(resize, antialias=True), v2.CenterCrop(size)])
+    return v2.Compose([v2.Resize(resize, interpolation, antialias=True), v2.CenterCrop(size)])
 
 
 class FolderImages(Dataset[Any]):

@@ -56,7 +56,7 @@ def resnet(
         **({} if arch_options is None else arch_options),
     )
     if stride_in_1x1:
-        _move_strides(model, arch)
+        move_strides(model, arch)
     if block is not None:
         insert_at(model, block, placement, **options)
     if weights is not None:
@@ -76,7 +76,8 @@ resnet50 = partial(resnet, "resnet50")
 resnet101 = partial(resnet, "resnet101")
 
 
-def _move_strides(model: nn.Module, arch: str) -> None:
+def move_strides(model: nn.Module, arch: str) -> None:
+    """Downsample in the first 1×1 convolution of bottlenecks; a ValueError where there are none."""
     for stage in ("layer2", "layer3", "layer4"):
         first = next(iter(getattr(model, stage, ())), None)
         if not isinstance(first, Bottleneck):

@@ -235,7 +235,7 @@ def _run_watched(model: nn.Module, places: list[_Place], example: Any) -> None:
     cause = None
     handles = [place.module.register_forward_hook(place.watch, with_kwargs=True) for place in places]
     try:
-        with _at_rest(model), torch.no_grad():
+        with at_rest(model), torch.no_grad():
             given = _guessed_input(model) if example is None else example
             args = given if isinstance(given, tuple) else (given,)
             model(*args)
@@ -261,7 +261,7 @@ def _run_watched(model: nn.Module, places: list[_Place], example: Any) -> None:
 
 
 @contextmanager
-def _at_rest(model: nn.Module) -> Iterator[None]:
+def at_rest(model: nn.Module) -> Iterator[None]:
     """Eval mode, with every training flag and the random state put back afterwards."""
     flags = [(module, module.training) for module in model.modules()]
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}

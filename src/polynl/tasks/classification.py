@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
+from torchvision.transforms.v2 import Transform
 
 from polynl.data.classification import (
     IMAGENET_MEAN,
@@ -112,14 +113,14 @@ class ImageFolderPart(Part):
         """The names of the folders, in the order that ImageFolder numbers them in."""
         return sorted(entry.name for entry in (self.root / self.val).iterdir() if entry.is_dir())
 
+    def view(self) -> Transform:
+        """What is made of an image to score on."""
+        return val_transform(self.size, self.resize)
+
     def images_of(self, split: Split) -> FolderImages:
         """To train on, or to score on."""
         train = split == "train"
-        crop = (
-            train_transform(self.size, self.scale, self.flip)
-            if train
-            else val_transform(self.size, self.resize)
-        )
+        crop = train_transform(self.size, self.scale, self.flip) if train else self.view()
         try:
             return FolderImages(
                 self.root / (self.train if train else self.val), crop, on_bad_image=self.on_bad_image
@@ -145,6 +146,10 @@ class ScenesPart(DrawnPart):
     def classes(self) -> Sequence[str]:
         """The shapes."""
         return CLASSES
+
+    def view(self) -> Transform:
+        """What is made of an image of another size."""
+        return val_transform(self.size, self.size)
 
     def images_of(self, split: Split) -> Scenes:
         """To train on, or to score on."""
@@ -253,13 +258,21 @@ class Classification(Task):
             )
         return model
 
+    def view(self) -> Transform:
+        """From a uint8 image to the part that the network sees in scoring, at the size it sees it in."""
+        return self._data.view()
+
     def logits(self, model: nn.Module, images: Tensor) -> Tensor:
         """What the model says of uint8 images."""
+        return model(self.inputs(images))
+
+    def inputs(self, images: Tensor) -> Tensor:
+        """Uint8 images as the network takes them."""
         mean, std = (
             torch.tensor(values, device=images.device).mul(255)[:, None, None]
             for values in (self._data.mean, self._data.std)
         )
-        return model((images.float() - mean) / std)
+        return (images.float() - mean) / std
 
     def losses(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """The cross entropy."""

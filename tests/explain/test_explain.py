@@ -1,0 +1,364 @@
+"""`polynl explain`: pictures of what networks look at, from checkpoints and by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from command_line import run
+from PIL import Image
+from rich.console import Console
+from safetensors.torch import save_file
+from torch import nn
+from torchvision.models import resnet18
+
+from polynl import insert
+from polynl.data.classification import read_image
+from polynl.explain import detection_score, feature_norms, grad_cam, influence_map
+from polynl.explain.looking import Answer, Question, answer, class_number
+from polynl.explain.run import on_device, run_explain
+from polynl.explain.subjects import Subject, subject_named, subject_of, subjects_of
+from polynl.train.recipe_file import load_recipe, to_yaml
+
+KINDS = ("grad_cam", "features", "influence")
+# A step of a uint8 image, normalised by the smallest of ImageNet's deviations, and rounding.
+GREY_LEVEL = 1 / 255 / 0.224 + 1e-4
+TESTS = Path(__file__).parent.parent
+# Of untrained detectors, which are sure of nothing.
+UNSURE = {
+    "instances": ["--model.detector-options.box_score_thresh", "0"],
+    "faces": ["--model.detector-options.score_thresh", "0"],
+}
+
+
+def stir(model: nn.Module) -> nn.Module:
+    """Values that no initialisation has, so that blocks add something."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if "polynl_" in name:
+                value.copy_(torch.randn(value.shape, generator=generator) / max(value.shape or (1,)) ** 0.5)
+    return model
+
+
+def make_run(folder: Path, recipe: str | Path, *keys: str) -> Path:
+    """A folder like that of a run which has learned nothing; gives its weights."""
+    folder.mkdir(parents=True)
+    settings = load_recipe(recipe, keys)
+    torch.manual_seed(0)
+    task = settings.build_task()
+    save_file(stir(task.model()).state_dict(), folder / "best.safetensors")
+    (folder / "recipe.yaml").write_text(to_yaml(settings))
+    (folder / "labels.json").write_text(json.dumps(task.labels()))
+    return folder / "best.safetensors"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    small = ("--model.arch_options", "{depth: 1, width: 4}")
+    classifiers = {name: (f"scenes/{name}", *small) for name in ("none", "poly_nl", "non_local", "tesa")}
+    detectors = {kind: (TESTS / f"tiny_{kind}.yaml", *words) for kind, words in UNSURE.items()}
+    return {name: make_run(folder / name, *given) for name, given in (classifiers | detectors).items()}
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("images")
+    generator = np.random.default_rng(0)
+    for name, shape in (("a.png", (40, 40, 3)), ("b.jpg", (90, 60, 3))):
+        Image.fromarray(generator.integers(0, 256, shape, dtype=np.uint8)).save(folder / name)
+    return folder
+
+
+def explain(capsys: Any, *words: object) -> tuple[int, str, str]:
+    code, out, err = run(capsys, "explain", *words)
+    return code, " ".join(out.split()), err
+
+
+def drawn(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+# Pictures
+
+
+def test_networks_side_by_side(runs: dict[str, Path], images: Path, tmp_path: Path, capsys: Any) -> None:
+    words = [word for name in ("none", "poly_nl", "tesa") for word in ("--checkpoint", runs[name])]
+    code, out, err = explain(capsys, images, *words, "--out", tmp_path / "out")
+    assert (code, err) == (0, "")
+    assert drawn(tmp_path / "out") == {f"{name}-{kind}.png" for name in "ab" for kind in KINDS}
+    assert f"{images / 'a.png'}: none says " in out
+    assert "TESA has no influence maps" in out
+    widths = {}
+    for kind in KINDS:
+        with Image.open(tmp_path / "out" / f"b-{kind}.png") as picture:
+            assert np.asarray(picture.convert("L")).std() > 10, "something is to be seen"
+            widths[kind] = picture.width
+    assert widths["grad_cam"] > 1.6 * widths["influence"], "four panels, and two"
+
+
+def test_answers_are_those_of_the_functions(runs: dict[str, Path], images: Path, tmp_path: Path) -> None:
+    subject = subject_of(runs["poly_nl"])
+    question = Question(position=(12.0, 30.0))
+    console = Console(quiet=True)
+    ((found,),) = run_explain([images / "a.png"], [subject], question, tmp_path, console)
+    x = subject.inputs(read_image(images / "a.png"))
+    number = int(subject.model(x).argmax())
+    assert found.said.startswith(f"{subject.labels[number]}, ")
+    assert torch.equal(found.cam, grad_cam(subject.model, x, number)[0])
+    for ours, expected in zip(found.norms, feature_norms(subject.model, x), strict=True):
+        assert torch.equal(ours, expected[0])
+    assert found.norms.y.any()
+    assert found.spot == (12.5, 30.5), "the middle of the pixel"
+    assert torch.equal(found.shares, influence_map(subject.model, x, (12.5, 30.5))[0])
+
+
+def test_the_place_is_where_grad_cam_is_highest(runs: dict[str, Path], images: Path) -> None:
+    found = answer(subject_of(runs["poly_nl"]), read_image(images / "a.png"), Question())
+    assert found.cam.max() > 0
+    row, column = (int(c * size / 40) for c, size in zip(reversed(found.spot), found.cam.shape, strict=True))
+    assert found.cam[row, column] == found.cam.max()
+
+
+def test_a_class_by_name_or_number(runs: dict[str, Path], images: Path) -> None:
+    subject, image = subject_of(runs["none"]), read_image(images / "a.png")
+    last = len(subject.labels) - 1
+    cams = [answer(subject, image, Question(target=t)).cam for t in (subject.labels[last].upper(), str(last))]
+    assert torch.equal(*cams)
+    assert torch.equal(cams[0], grad_cam(subject.model, subject.inputs(image), last)[0])
+    assert class_number("B", {0: "a", 1: "b"}) == 1
+
+
+@pytest.mark.parametrize("kind", ["instances", "faces"])
+def test_detectors_are_asked_about_a_detection(
+    kind: str, runs: dict[str, Path], images: Path, tmp_path: Path, capsys: Any
+) -> None:
+    words = ["--checkpoint", runs[kind], "--detection", 1, "--out", tmp_path]
+    code, out, err = explain(capsys, images / "b.jpg", *words)
+    assert (code, err) == (0, "")
+    assert drawn(tmp_path) == {f"b-{name}.png" for name in KINDS}
+    subject, image = subject_of(runs[kind]), read_image(images / "b.jpg")
+    with torch.no_grad():
+        (expected,) = subject.model([image / 255])
+    name = subject.labels[int(expected["labels"][1])]
+    assert f"says {name}, {100 * expected['scores'][1]:.0f}%" in out
+    found = answer(subject, image, Question(detection=1))
+    assert found.box == pytest.approx(expected["boxes"][1].tolist())
+    assert torch.equal(found.cam, grad_cam(subject.model, [image / 255], detection_score(1))[0])
+    shares = influence_map(subject.model, [image / 255], found.box)[0]
+    assert torch.equal(found.shares, shares)
+
+
+def test_a_detector_that_finds_nothing(
+    runs: dict[str, Path], images: Path, tmp_path: Path, capsys: Any
+) -> None:
+    strict = ["--model.detector-options.box_score_thresh", 1]
+    words = [images / "a.png", "--checkpoint", runs["instances"], *strict, "--out", tmp_path]
+    code, out, _ = explain(capsys, *words)
+    assert (code, drawn(tmp_path)) == (0, set())
+    assert "it finds nothing" in out
+    code, *_ = explain(capsys, *words, "--position", 3, 4)
+    assert (code, drawn(tmp_path)) == (0, {"a-features.png", "a-influence.png"}), "its block still adds"
+
+
+def test_what_a_new_block_adds_is_nothing(images: Path, tmp_path: Path, capsys: Any) -> None:
+    words = ["--model", "torchvision/resnet18", "--insert", "poly_nl@layer3.1", "--out", tmp_path]
+    code, out, err = explain(capsys, images / "a.png", *words)
+    assert (code, err) == (0, "")
+    assert "resnet18 + poly_nl@layer3.1 has random weights" in out
+    assert "its block adds nothing: it is new, or was not trained" in out
+    assert drawn(tmp_path) == {f"a-{kind}.png" for kind in KINDS}
+
+
+# Networks by name
+
+
+def test_weights_from_a_file_and_views_as_published(images: Path, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = stir(insert(resnet18(), "poly_nl", before="layer3.1")).eval()
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    subject = subject_named("torchvision/resnet18", tmp_path / "weights.safetensors", ["poly_nl@layer3.1"])
+    image = read_image(images / "b.jpg")
+    published = torchvision.models.ResNet18_Weights.DEFAULT.transforms()
+    x = subject.inputs(subject.view(image))
+    assert (x[0] - published(image)).abs().max() < GREY_LEVEL
+    with torch.no_grad():
+        assert torch.equal(subject.model(x), model(x))
+    assert subject.labels[281] == "tabby"
+    assert subject.block == "layer3.1.polynl_before"
+
+
+def test_timm_by_name(images: Path) -> None:
+    import timm
+
+    subject = subject_named("timm/resnet18", None, ["poly_nl@layer3.1"])
+    config = timm.data.resolve_model_data_config(subject.model)
+    transform = timm.data.create_transform(**config, is_training=False)
+    with Image.open(images / "b.jpg") as image:
+        expected = transform(image)
+    x = subject.inputs(subject.view(read_image(images / "b.jpg")))[0]
+    assert (x - expected).abs().mean() < GREY_LEVEL / 10, "here and there a grey level, by PIL and by torch"
+    assert subject.labels[281].startswith("tabby")
+
+
+def test_images_are_resized_as_published(images: Path) -> None:
+    """A network whose preset is bicubic."""
+    subject, image = subject_named("torchvision/efficientnet_b0", None), read_image(images / "b.jpg")
+    published = torchvision.models.EfficientNet_B0_Weights.DEFAULT.transforms()
+    assert (subject.inputs(subject.view(image))[0] - published(image)).abs().mean() < GREY_LEVEL / 2
+
+
+def test_torchvisions_detectors_by_name(images: Path) -> None:
+    subject = subject_named("torchvision/retinanet_resnet50_fpn", None, ["poly_nl@backbone.body.layer4.2"])
+    assert subject.detects
+    assert subject.block == "backbone.body.layer4.2.polynl_before"
+    assert subject.labels[1] == "person"
+
+
+def test_strides_in_the_1x1_convolution() -> None:
+    model: Any = subject_named("torchvision/resnet50", None, stride_in_1x1=True).model
+    assert model.layer2[0].conv1.stride == (2, 2)
+
+
+def test_runs_of_one_name_are_told_apart(runs: dict[str, Path], tmp_path: Path) -> None:
+    other = make_run(tmp_path / "none", "scenes/none", "--model.arch_options", "{depth: 1, width: 4}")
+    names = [subject.name for subject in subjects_of([runs["none"], runs["poly_nl"], other])]
+    assert names[1] == "poly_nl"
+    assert names[0] == f"{runs['none'].parent.parent.name}/none/best.safetensors"
+    assert names[2] == f"{tmp_path.name}/none/best.safetensors"
+
+
+# Mistakes
+
+
+Words = Callable[[dict[str, Path], Path, Path], list[object]]
+RESNET = ("--model", "torchvision/resnet18")
+MISTAKES: dict[str, tuple[Words, str]] = {
+    "no images": (lambda r, i, t: [], "give images: polynl explain IMAGE…"),
+    "nobody looks": (lambda r, i, t: [i], "--checkpoint FILE or --model LIBRARY/NAME."),
+    "no such image": (lambda r, i, t: [i / "aa.png", *RESNET], "aa.png. Perhaps you meant a.png"),
+    "no such folder": (lambda r, i, t: [i / "in" / "aa.png", *RESNET], "there is no image"),
+    "an image that is none": (lambda r, i, t: [r["none"], *RESNET], "1 of 1 images could not be read"),
+    "a mistyped option": (lambda r, i, t: [i, *RESNET, "--positoin", 3], "Perhaps you meant --position"),
+    "no checkpoint": (lambda r, i, t: [i, "--checkpoint", t / "x.pt"], "--checkpoint: there is no file"),
+    "no recipe": (lambda r, i, t: [i, "--checkpoint", i / "a.png"], "there is no recipe.yaml beside"),
+    "another model": (
+        lambda r, i, t: [i, "--checkpoint", r["poly_nl"], "--recipe", "scenes/tesa"],
+        "best.safetensors' does not fit the SmallResNet, missing: ",
+    ),
+    "another model by name": (
+        lambda r, i, t: [i, *RESNET, "--weights", r["none"]],
+        "best.safetensors' does not fit the ResNet, missing: ",
+    ),
+    "no weights": (lambda r, i, t: [i, *RESNET, "--weights", t / "x"], "x cannot be read: No such file"),
+    "weights alone": (lambda r, i, t: [i, "--checkpoint", r["none"], "--weights", "x"], "belong to --model"),
+    "no library": (lambda r, i, t: [i, "--model", "resnet18"], "expected torchvision/NAME or timm/NAME"),
+    "no network": (lambda r, i, t: [i, "--model", "torchvision/resnet181"], "Perhaps you meant resnet18"),
+    "no network of timm": (lambda r, i, t: [i, "--model", "timm/resnet181"], "Perhaps you meant resnet18"),
+    "no classifier": (
+        lambda r, i, t: [i, "--model", "torchvision/raft_small"],
+        "torchvision's raft_small neither classifies images nor finds boxes",
+    ),
+    "strides of no bottlenecks": (
+        lambda r, i, t: [i, "--model", "torchvision/resnet18", "--stride-in-1x1"],
+        "--stride-in-1x1: ",
+    ),
+    "an insertion without a place": (lambda r, i, t: [i, *RESNET, "--insert", "poly_nl"], "expected BLOCK@"),
+    "an insertion at no module": (
+        lambda r, i, t: [i, *RESNET, "--insert", "poly_nl@layer3.7"],
+        "has no module 'layer3.7'",
+    ),
+    "an insertion of no block": (
+        lambda r, i, t: [i, *RESNET, "--insert", "polynl@layer3.1"],
+        "perhaps 'poly_nl' is meant",
+    ),
+    "a block that is not in it": (
+        lambda r, i, t: [i, "--checkpoint", r["poly_nl"], "--block", "layer2.0"],
+        "poly_nl: no block is called 'layer2.0'. Perhaps you meant layer3.0.",
+    ),
+    "a block where there is none": (
+        lambda r, i, t: [i, "--checkpoint", r["none"], "--block", "layer2.0"],
+        "--block layer2.0: no block is in none.",
+    ),
+    "a place outside": (
+        lambda r, i, t: [i / "a.png", *RESNET, "--position", 40, 3],
+        "--position 40 3 is outside the image, which is 40 wide and 40 high.",
+    ),
+    "a place that is cut off": (
+        lambda r, i, t: [i / "b.jpg", *RESNET, "--position", 3, 2],
+        "--position 3 2 is at a border of the image that resnet18 does not see.",
+    ),
+    "no class": (lambda r, i, t: [i, *RESNET, "--target", "tabbi"], "Perhaps you meant tabby"),
+    "a class too many": (lambda r, i, t: [i, *RESNET, "--target", 1000], "there is no class 1000"),
+    "no layer": (lambda r, i, t: [i, *RESNET, "--layer", "layer5"], "ResNet has no module 'layer5'"),
+    "a layer without a map": (lambda r, i, t: [i, *RESNET, "--layer", "fc"], 'layer "fc" gives (1, 1000)'),
+    "no detection": (
+        lambda r, i, t: [i, "--checkpoint", r["instances"], "--detection", 99],
+        "--detection 99: it finds ",
+    ),
+    "a detection before the first": (
+        lambda r, i, t: [i, "--checkpoint", r["faces"], "--detection", -1],
+        "--detection -1: it finds ",
+    ),
+    "pictures over images": (
+        lambda r, i, t: [t / "a-grad_cam.png", t / "a", *RESNET, "--out", t],
+        "a-grad_cam.png is one of the images; choose a folder",
+    ),
+    "a file for a folder": (lambda r, i, t: [i, *RESNET, "--out", i / "a.png"], "a.png is a file"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_gets_one_line(
+    case: str, runs: dict[str, Path], images: Path, tmp_path: Path, capsys: Any
+) -> None:
+    for name in ("a", "a-grad_cam.png"):
+        (tmp_path / name).write_bytes((images / "a.png").read_bytes())
+    words, expected = MISTAKES[case]
+    given = words(runs, images, tmp_path)
+    out = [] if "--out" in given else ["--out", tmp_path / "out"] if given else []
+    code, _, err = explain(capsys, *given, *out)
+    assert code == (1 if case == "an image that is none" else 2)
+    assert expected in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_mistyped_key_may_mean_an_option(
+    runs: dict[str, Path], images: Path, tmp_path: Path, capsys: Any
+) -> None:
+    words = [images, "--checkpoint", runs["none"], "--out", tmp_path]
+    code, _, err = explain(capsys, *words, "--taget", 3)
+    assert code == 2
+    assert "taget: there is no such key. Perhaps you meant target" in err
+
+
+def test_unreadable_images_do_not_keep_the_others_from_being_drawn(
+    runs: dict[str, Path], images: Path, tmp_path: Path, capsys: Any
+) -> None:
+    (tmp_path / "empty.png").write_bytes(b"")
+    words = [tmp_path / "empty.png", images / "a.png", "--checkpoint", runs["none"]]
+    code, out, err = explain(capsys, *words, "--out", tmp_path / "out")
+    assert code == 1
+    assert "skipped: " in out
+    assert "1 of 2 images could not be read" in err
+    assert drawn(tmp_path / "out") == {"a-grad_cam.png"}
+
+
+def test_a_gpu_that_is_not_there(runs: dict[str, Path]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(ValueError, match=r"--device cuda: PyTorch sees no CUDA device here\."):
+        on_device([subject_of(runs["none"])], "cuda")
+
+
+def test_an_answer_without_anything_has_no_box(runs: dict[str, Path]) -> None:
+    subject: Subject = subject_of(runs["none"])
+    assert Answer(subject, torch.zeros(3, 2, 2), "").box is None
+    assert Answer(subject, torch.zeros(3, 2, 2), "", spot=(1, 2)).box is None
