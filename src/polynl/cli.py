@@ -24,6 +24,7 @@ from polynl.commands import (
     EvaluateFaces,
     Explain,
     Predict,
+    Report,
     Reproduce,
     Train,
 )
@@ -57,6 +58,7 @@ COMMANDS = Group(
         "evaluate-faces": EvaluateFaces,
         "predict": Predict,
         "explain": Explain,
+        "report": Report,
         "bench": Group(
             "Measure what layers and networks cost on this machine.",
             {"layers": BenchLayers, "nets": BenchNets, "compare": BenchCompare},

@@ -265,6 +265,25 @@ class Explain:
             raise SettingsError(f"there is no option {self.keys[0]}.{near_matches(self.keys[0], options)}")
 
 
+@dataclass(frozen=True)
+class Report:
+    """One page of what is in the folders of runs: report.html, which opens from disk and loads nothing.
+
+    Takes the folders of `polynl reproduce`, `polynl train` and `polynl bench`, in any number and mixture.
+    """
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """The folders."""
+    out: Path = Path("report.html")
+    """The file to write."""
+
+    def run(self, console: Console) -> None:
+        """See :func:`polynl.report.run.run_report`."""
+        from polynl.report.run import run_report
+
+        run_report(self.runs, self.out, console)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reproduce(ReproduceSettings):  # noqa: D101
     __doc__ = ReproduceSettings.__doc__

@@ -15,10 +15,14 @@ import pytest
 from PIL import Image
 
 from polynl import cli
+from polynl.bench.results import Results
+from polynl.report.paper import PAPER
+from polynl.reproduce import layers
 from polynl.reproduce.costs import Cost
+from polynl.reproduce.layers import METHODS, layer_settings, measured_layers
 from polynl.reproduce.results import Outcome, accuracy_table
 from polynl.reproduce.run import planned
-from polynl.reproduce.settings import PAPER, ReproduceSettings
+from polynl.reproduce.settings import BLOCKS, ReproduceSettings
 
 TINY = [
     *(
@@ -47,6 +51,12 @@ def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, s
     return code, " ".join(out.split()), err
 
 
+@pytest.fixture(autouse=True)
+def small_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"runs": 1, "channels": (4, 8), "at_side": 4, "sides": (4, 6), "at_channels": 4}
+    monkeypatch.setattr(layers, "SIZES", sizes)
+
+
 def test_everything_is_trained_once_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "results"
     code, shown, err = run(capsys, *TINY, "--blocks", "poly_nl", "--out", out)
@@ -67,6 +77,10 @@ def test_everything_is_trained_once_and_written(tmp_path: Path, capsys: pytest.C
         picture = matplotlib.image.imread(out / name)
         assert picture.shape[0] > 400
         assert picture[..., :3].std() > 0.05, "an empty picture"
+    page = (out / "report.html").read_text()
+    assert f"{plain['top1'][0]:.1f}" in page
+    assert "The report is in" in shown
+    timed = json.loads((out / "layers" / "layers.json").read_text())["measurements"]
 
     code, _, err = run(capsys, *TINY, "--blocks", "poly_nl", "--out", out)
     assert code == 2
@@ -75,6 +89,8 @@ def test_everything_is_trained_once_and_written(tmp_path: Path, capsys: pytest.C
     written = weights.stat().st_mtime_ns
     assert run(capsys, *TINY, "--blocks", "poly_nl", "--out", out, "--resume")[0] == 0
     assert weights.stat().st_mtime_ns == written, "a finished training was trained again"
+    kept = json.loads((out / "layers" / "layers.json").read_text())["measurements"]
+    assert kept == timed, "layers were timed again"
 
     code, _, err = run(
         capsys, *TINY, "--blocks", "poly_nl", "--out", out, "--resume", "--optimizer.lr", "0.5"
@@ -195,12 +211,30 @@ def test_table() -> None:
     assert table.rows[1] == ["Poly-NL", "70.0 ± 0.0", "1.5 k", "2.50 M", "1.50", "1.10", "76.30/93.06"]
 
 
-def test_the_papers_figures() -> None:
-    assert {block: figures[1:] for block, figures in PAPER.items()} == {
-        "none": (75.62, 92.68),
-        "non_local": (76.09, 93.00),
-        "tesa": (76.49, 93.05),
-        "latent_gnn": (75.28, 92.33),
-        "efficient_nl": (75.86, 93.02),
-        "poly_nl": (76.30, 93.06),
-    }
+def test_the_blocks_are_those_that_the_paper_trains_on_imagenet() -> None:
+    assert BLOCKS == ("none", "non_local", "tesa", "latent_gnn", "efficient_nl", "poly_nl")
+    assert set(PAPER["classification"].rows) == set(BLOCKS)
+
+
+def test_layers_are_timed_anew_where_times_would_not_belong_together(tmp_path: Path) -> None:
+    settings = ReproduceSettings(out=tmp_path)
+    first = measured_layers(settings)
+    assert list(first.methods) == list(METHODS)
+    path = tmp_path / "layers" / "layers.json"
+    content = json.loads(path.read_text())
+    content["environment"]["torch"] = "0.1"
+    path.write_text(json.dumps(content))
+    again = measured_layers(settings)
+    assert again.environment == first.environment
+    assert Results.load(path).environment == first.environment
+
+
+def test_layers_of_a_quick_look_are_fewer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    quick, full = (
+        layer_settings(ReproduceSettings(out=tmp_path, quick=quick), overwrite=True)
+        for quick in (True, False)
+    )
+    assert set(quick.sides) < set(full.sides)
+    assert set(quick.channels) < set(full.channels)
+    assert (quick.runs, full.runs) == (5, 20)

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from polynl.bench.plots import BLACK, STYLES, Style
+from polynl.report.paper import LABELS
 from polynl.reproduce.results import Outcome
-from polynl.reproduce.settings import PAPER
 
 
 def save_figures(outcomes: Sequence[Outcome], title: str, folder: Path) -> list[Path]:
@@ -43,7 +43,7 @@ def _style(block: str) -> Style:
 def _curves(axes: Axes, outcomes: Sequence[Outcome]) -> None:
     """The mean over seeds after every epoch, and the range of the seeds around it."""
     for outcome in outcomes:
-        style, label = _style(outcome.block), PAPER[outcome.block][0]
+        style, label = _style(outcome.block), LABELS[outcome.block]
         epochs = [row["epoch"] for row in next(iter(outcome.runs.values())) if "top1" in row]
         seeds = [[row["top1"] for row in rows if "top1" in row] for rows in outcome.runs.values()]
         values = list(zip(*seeds, strict=True))
@@ -59,7 +59,7 @@ def _against_cost(axes: Axes, outcomes: Sequence[Outcome]) -> None:
     """A point for each block, its seeds as a line."""
     plain = outcomes[0].cost.training_seconds
     for outcome in outcomes:
-        style, label = _style(outcome.block), PAPER[outcome.block][0]
+        style, label = _style(outcome.block), LABELS[outcome.block]
         x, values = outcome.cost.training_seconds / plain, outcome.last("top1")
         axes.plot([x, x], [min(values), max(values)], color=style.colour)
         size = 16 if style.marker == "*" else 9

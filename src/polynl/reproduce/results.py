@@ -8,10 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from polynl.bench.report import Table
+from polynl.report.paper import LABELS, PAPER
+from polynl.report.tables import with_spread
 from polynl.reproduce.costs import Cost
-from polynl.reproduce.settings import PAPER
 
-SCORES = {"top1": "Top-1", "top5": "Top-5"}
+IMAGENET = PAPER["classification"]
+SCORES = IMAGENET.headings
 
 
 @dataclass(frozen=True)
@@ -33,14 +35,13 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """All of it; the paper's figures are those of ResNet-50 on ImageNet."""
-        label, top1, top5 = PAPER[self.block]
         return {
             "block": self.block,
-            "label": label,
+            "label": LABELS[self.block],
             **{score: self.last(score) for score in SCORES if self.last(score)},
             "minutes": self.minutes,
             **asdict(self.cost),
-            "paper": {"top1": top1, "top5": top5},
+            "paper": IMAGENET.figures(self.block),
             "epochs": {str(seed): list(rows) for seed, rows in self.runs.items()},
         }
 
@@ -51,28 +52,17 @@ def accuracy_table(title: str, outcomes: Sequence[Outcome]) -> Table:
     scores = {score: heading for score, heading in SCORES.items() if outcomes[0].last(score)}
     rows = []
     for outcome in outcomes:
-        label, top1, top5 = PAPER[outcome.block]
         cost = outcome.cost
         rows.append(
             [
-                label,
+                LABELS[outcome.block],
                 *(with_spread(outcome.last(score)) for score in scores),
                 f"{cost.parameters / 1e3:.1f} k",
                 f"{cost.multiply_adds / 1e6:.2f} M",
                 f"{cost.forward_seconds / plain.forward_seconds:.2f}",
                 f"{cost.training_seconds / plain.training_seconds:.2f}",
-                f"{top1:.2f}/{top5:.2f}",
+                "/".join(f"{figure:.2f}" for figure in IMAGENET.rows[outcome.block]),
             ]
         )
     headings = ["", *scores.values(), "params", "MACs", "forward", "step", "paper"]
     return Table(title, headings, rows)
-
-
-def with_spread(values: Sequence[float]) -> str:
-    """The mean, and with several values their standard deviation.
-
-    >>> with_spread([70.0]), with_spread([70.0, 72.0])
-    ('70.0', '71.0 ± 1.4')
-    """
-    mean = f"{statistics.mean(values):.1f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.1f}"

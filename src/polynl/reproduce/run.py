@@ -1,9 +1,10 @@
-"""Train, score and time every variant, then write the table, the JSON and the figures."""
+"""Train, score and time every variant, then write the table, the JSON, the figures and the report."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -11,12 +12,15 @@ from collections.abc import Sequence
 import torch
 from rich.console import Console
 
-from polynl.bench.report import as_rich, markdown_rows, origin
+from polynl.bench.report import as_rich, counted, markdown_rows, origin
 from polynl.environment import environment
 from polynl.errors import occupied
 from polynl.files import write_atomically
+from polynl.report.gather import BENCHES, LAYERS, RESULTS
+from polynl.report.run import REPORT, run_report
 from polynl.reproduce.costs import Cost, measured_costs
 from polynl.reproduce.figures import save_figures
+from polynl.reproduce.layers import measured_layers
 from polynl.reproduce.results import Outcome, accuracy_table
 from polynl.reproduce.settings import QUICK, ReproduceSettings
 from polynl.reproduce.trainings import Training, train_all
@@ -24,7 +28,6 @@ from polynl.train.recipe import ClassificationRecipe
 from polynl.train.recipe_file import load_recipe
 from polynl.train.run_folder import RECIPE, RunFolder
 
-RESULTS = "results.json"
 NOTE = (
     "Top-1 and Top-5: percent of held-out images, after the last epoch. MACs: multiply-adds for one image. "
     "Forward, step: time of the network in inference and in training, divided by that without a block. "
@@ -49,7 +52,12 @@ def run_reproduce(settings: ReproduceSettings, console: Console, keys: Sequence[
         Outcome(block, {t.seed: t.rows() for t in trainings if t.block == block}, costs[block])
         for block in settings.selected()
     ]
+    console.print(
+        f"Timing single layers, {'some seconds' if settings.quick else 'a minute'} …", highlight=False
+    )
+    measured_layers(settings)
     _write(settings, trainings[0], outcomes, console)
+    run_report([settings.out], settings.out / REPORT, console)
     return outcomes
 
 
@@ -82,7 +90,7 @@ def _prepare(settings: ReproduceSettings, trainings: Sequence[Training]) -> None
     elif settings.overwrite:
         for training in begun:
             shutil.rmtree(training.folder)
-    elif begun or (settings.out / RESULTS).exists():
+    elif begun or any((settings.out / name).exists() for name in (RESULTS, f"{LAYERS}/{BENCHES[0]}")):
         raise occupied(settings.out, "results", it="them")
 
 
@@ -100,9 +108,9 @@ def _write(
     folder, recipe = settings.out, training.recipe
     where = "scenes" if settings.data is None else settings.data.name
     seeds = ", ".join(str(seed) for seed in outcomes[0].runs)
-    title = f"A small ResNet on {where}, {recipe.epochs} epochs, seed {seeds}"
+    title = f"A small ResNet on {where}, {counted(recipe.epochs, 'epoch')}, seed {seeds}"
     table = accuracy_table(title, outcomes)
-    command = " ".join(["polynl", *sys.argv[1:]])
+    command = shlex.join(["polynl", *sys.argv[1:]])
     machine = environment("cuda" if torch.cuda.is_available() else "cpu")
     content = {
         "command": command,

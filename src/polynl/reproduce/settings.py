@@ -6,16 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polynl.errors import SettingsError, check_resume_or_overwrite, chosen
+from polynl.report.paper import PAPER
 
-# Each with Top-1 and Top-5 of ResNet-50 on ImageNet as the paper reports them.
-PAPER = {
-    "none": ("no block", 75.62, 92.68),
-    "non_local": ("Non-local", 76.09, 93.00),
-    "tesa": ("TESA", 76.49, 93.05),
-    "latent_gnn": ("Latent-GNN", 75.28, 92.33),
-    "efficient_nl": ("Efficient-NL", 75.86, 93.02),
-    "poly_nl": ("Poly-NL", 76.30, 93.06),
-}
+# The blocks that the paper compares on ImageNet, the plain network first.
+BLOCKS = tuple(PAPER["classification"].rows)
 # Enough to see that everything works, too little to learn anything.
 QUICK = ("--epochs", "2", "--data.images", "640", "--data.val_images", "250")
 
@@ -24,7 +18,8 @@ QUICK = ("--epochs", "2", "--data.images", "640", "--data.val_images", "250")
 class ReproduceSettings:
     """The paper in miniature: a small ResNet with no block and with each of five, trained, scored and timed.
 
-    Trains on scenes that polynl draws, or on the images of --data. Writes a table, JSON and figures to --out.
+    Trains on scenes that polynl draws, or on the images of --data. Writes report.html, a page with everything
+    in it, and a table, JSON and figures to --out.
     Keys of the recipes (recipes/scenes, recipes/folder) can be given as for `polynl train`: --epochs 8.
     """
 
@@ -32,7 +27,7 @@ class ReproduceSettings:
     """An ImageFolder, with train/<class>/ and val/<class>/, instead of the scenes."""
     quick: bool = False
     """A minute's check that everything works: too short to learn, so its accuracies mean nothing."""
-    blocks: tuple[str, ...] = tuple(PAPER)
+    blocks: tuple[str, ...] = BLOCKS
     """Which of them; the network without a block is always there, since the others are compared with it."""
     seeds: tuple[int, ...] = (0,)
     """Train with each of these seeds, and show the mean and the spread."""
@@ -46,7 +41,7 @@ class ReproduceSettings:
     """Replace what is in --out."""
 
     def __post_init__(self) -> None:
-        chosen(self.blocks, list(PAPER), "block")
+        chosen(self.blocks, BLOCKS, "block")
         if not self.seeds or min(self.seeds) < 0:
             raise SettingsError(f"--seeds {' '.join(map(str, self.seeds))}: expected numbers from 0 on.")
         if self.jobs is not None and self.jobs < 1:
@@ -55,4 +50,4 @@ class ReproduceSettings:
 
     def selected(self) -> list[str]:
         """The blocks to train, the plain network first."""
-        return [name for name in PAPER if name == "none" or name in self.blocks]
+        return [name for name in BLOCKS if name == "none" or name in self.blocks]

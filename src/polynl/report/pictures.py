@@ -1,0 +1,199 @@
+"""What the trained networks of a study look at: Grad-CAM, X, Y and Z, influence maps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from polynl.errors import RunStoppedError, SettingsError
+from polynl.explain.looking import Answer, Question, answer
+from polynl.explain.subjects import Subject, subject_of
+from polynl.report.chart import number
+from polynl.report.gather import Study, Variant
+from polynl.report.images import SMALL, image_uri, overlay_uri, stretched
+from polynl.report.influence import cell_maps, packed
+
+IMAGES = 5
+# The influence maps of a large network take a minute for an image.
+LARGE_IMAGES = 2
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image in a page, what is said below it, and what it shows, for those who cannot see it."""
+
+    uri: str
+    caption: str
+    alt: str
+
+
+@dataclass(frozen=True)
+class PictureGrid:
+    """Pictures in rows, a row for each image, under headings."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[Picture]]
+
+
+@dataclass
+class Pictures:
+    """All pictures of a study; `missing` says why there are none, or not of all."""
+
+    title: str
+    detects: bool = False
+    grad_cam: PictureGrid | None = None
+    norms: list[PictureGrid] = field(default_factory=list)
+    influence: dict[str, Any] | None = None
+    without_influence: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """An image that was scored on, as the networks see it."""
+
+    image: Tensor
+    caption: str
+    named: str
+    label: str | None = None
+    """The class; images of detectors have none."""
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """A variant's network, and what it says of every image."""
+
+    variant: Variant
+    subject: Subject
+    answers: Sequence[Answer]
+
+
+def pictures_of(study: Study) -> Pictures:
+    """Of the first training of each variant, on images that it was scored on."""
+    pictures = Pictures(study.title, detects=study.task != "classification")
+    samples: list[_Sample] = []
+    looked = []
+    for variant in study.variants:
+        try:
+            subject = _subject(variant)
+            samples = samples or _samples(subject)
+            answers = [answer(subject, sample.image, Question()) for sample in samples]
+            looked.append(_Looked(variant, subject, answers))
+        except (SettingsError, RunStoppedError, OSError) as error:
+            pictures.missing.append(f"{variant.label}: {error}")
+    if looked:
+        pictures.grad_cam = _grad_cam(study.title, looked, samples)
+        with_block = [one for one in looked if one.subject.block is not None]
+        # The page opens with the block that it is about.
+        with_block.sort(key=lambda one: one.variant.row != "poly_nl")
+        pictures.norms = [_norms(one, samples) for one in with_block]
+        pictures.influence = _influence(with_block, samples, pictures.without_influence)
+    return pictures
+
+
+def _subject(variant: Variant) -> Subject:
+    folder, weights = variant.trainings[0].folder, variant.trainings[0].weights()
+    if weights is None:
+        raise SettingsError(f"there are no weights in {folder}.")
+    # The images that it is scored on are cut out already, as it sees them.
+    as_it_is: Any = nn.Identity()
+    return replace(subject_of(weights), view=as_it_is)
+
+
+def _samples(subject: Subject) -> list[_Sample]:
+    """Images spread over those that are scored on, which folders have sorted by class."""
+    task = subject.task
+    assert task is not None, "the network of a run has one"
+    task.check(training=False)
+    images = task.val_set()
+    last = len(images) - 1
+    places = dict.fromkeys(round(k * last / (IMAGES - 1)) for k in range(IMAGES) if last >= 0)
+    entries = [(place, images[place]) for place in places]
+    found = [_sample(subject, place, *entry) for place, entry in entries if isinstance(entry, tuple)]
+    if not found:
+        raise SettingsError("there is no image that can be read.")
+    return found
+
+
+def _sample(subject: Subject, place: int, image: Tensor, target: Any) -> _Sample:
+    if subject.detects:
+        return _Sample(image, f"image {place + 1:,}", f"image {place + 1:,}")
+    label = subject.labels[int(target)]
+    return _Sample(image, label, f"an image of {label}", label)
+
+
+def _original(sample: _Sample) -> Picture:
+    return Picture(image_uri(sample.image), sample.caption, sample.named)
+
+
+def _grad_cam(title: str, looked: Sequence[_Looked], samples: Sequence[_Sample]) -> PictureGrid:
+    columns = [[_original(sample) for sample in samples]]
+    for one in looked:
+        column = []
+        for sample, said in zip(samples, one.answers, strict=True):
+            alt = f"Grad-CAM of {one.variant.label} on {sample.named}: {said.said}"
+            column.append(Picture(_cam_uri(said), _judged(said, sample), alt))
+        columns.append(column)
+    headings = ["image", *(one.variant.label for one in looked)]
+    return PictureGrid(title, headings, list(zip(*columns, strict=True)))
+
+
+def _cam_uri(said: Answer) -> str:
+    """Of a detector that finds nothing, the image alone."""
+    if said.cam is None:
+        return image_uri(said.picture)
+    return overlay_uri(said.picture, stretched(said.cam.cpu(), low=0.0), said.box)
+
+
+def _judged(said: Answer, sample: _Sample) -> str:
+    """What the network says; of a class, whether that is right."""
+    if sample.label is None:
+        return said.said
+    return f"{'✓' if said.said.rpartition(', ')[0] == sample.label else '✗'} {said.said}"
+
+
+def _norms(one: _Looked, samples: Sequence[_Sample]) -> PictureGrid:
+    label = one.variant.label
+    rows = []
+    for sample, said in zip(samples, one.answers, strict=True):
+        row = [_original(sample)]
+        if said.norms is None:
+            continue
+        for name, values in (("X", said.norms.x), ("Y", said.norms.y), ("Z", said.norms.z)):
+            values = values.cpu()
+            ends = f"{number(float(values.min()))} to {number(float(values.max()))}"
+            alt = f"norm of {name} in {label} at every position of {sample.named}: {ends}"
+            row.append(Picture(overlay_uri(said.picture, stretched(values), said.box), ends, alt))
+        rows.append(row)
+    return PictureGrid(label, ["image", "‖X‖, input", "‖Y‖, added", "‖Z‖, output"], rows)
+
+
+def _influence(
+    looked: Sequence[_Looked], samples: Sequence[_Sample], without: list[str]
+) -> dict[str, Any] | None:
+    """For every block that has maps those of some images, as the page's script reads them."""
+    chosen = samples if max(samples[0].image.shape[1:]) <= SMALL else samples[:LARGE_IMAGES]
+    blocks = []
+    for one in looked:
+        try:
+            maps = [_map(one, sample, said) for sample, said in zip(chosen, one.answers, strict=False)]
+        except ValueError as error:
+            # The rest of the message tells what to take instead.
+            without.append(f"{str(error).partition('. ')[0].rstrip('.')}.")
+            continue
+        blocks.append({"label": one.variant.label, "maps": maps})
+    if not blocks:
+        return None
+    images = [{"uri": image_uri(s.image), "label": s.caption, "size": s.image.shape[1:]} for s in chosen]
+    return {"images": images, "blocks": blocks}
+
+
+def _map(one: _Looked, sample: _Sample, said: Answer) -> Mapping[str, Any]:
+    """The maps of an image, and the box of what the network has found in it."""
+    assert one.subject.block is not None
+    maps = cell_maps(one.subject.model, one.subject.inputs(sample.image), one.subject.block)
+    return packed(maps.cpu()).to_json() | ({} if said.box is None else {"box": said.box, "found": said.said})

@@ -1,0 +1,305 @@
+"""The page: a section for all that there is, nothing loaded, and no word of a run taken for markup."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from finished_runs import MACHINE, layers, networks, outcome, reproduced, row, written
+
+from polynl.bench.results import Results
+from polynl.report.figures import against_cost, curves, efficiency
+from polynl.report.gather import Gathered, Origin, Study, gathered
+from polynl.report.page import SECTIONS, page
+from polynl.report.pictures import Picture, PictureGrid, Pictures
+
+EVIL = """</script><script>alert("1")</script><img src=x onerror='x'>&amp;"""
+VOID = {"meta", "link", "img", "br", "hr", "input"}
+
+
+class Page(HTMLParser):
+    """Sections with their words, every tag with its attributes; checks that tags are closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: dict[str, str] = {}
+        self.islands: list[str] = []
+        self._open: list[str] = []
+        self._section = ""
+        self.feed(text)
+        self.close()
+        assert not self._open, f"not closed: {self._open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "section":
+            self._section = dict(attrs)["id"] or ""
+            self.words[self._section] = ""
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+        if tag == "section":
+            self._section = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] == "script":
+            self.islands.append(data)
+        elif self._section:
+            self.words[self._section] += f"{data} "
+
+    def said(self, section: str) -> str:
+        return " ".join(self.words[section].split())
+
+
+def paged(
+    found: Gathered, *pictures: Pictures, title: str = "title", command: str = "polynl report x"
+) -> Page:
+    return Page(page(found, pictures, title, command))
+
+
+def bench(*results: Results) -> Gathered:
+    origins = [Origin(f"polynl bench {one.kind}", one.command, MACHINE) for one in results]
+    return Gathered(benches=[(f"folder{place}", one) for place, one in enumerate(results)], origins=origins)
+
+
+@pytest.fixture(scope="module")
+def whole(report: Path) -> Page:
+    return Page(report.read_text())
+
+
+def test_all_sections_are_there_and_linked(whole: Page) -> None:
+    assert list(whole.words) == list(SECTIONS)
+    links = [attributes["href"] for tag, attributes in whole.tags if tag == "a"]
+    assert links == [f"#{name}" for name in SECTIONS]
+    for name, heading in SECTIONS.items():
+        assert whole.said(name).startswith(heading)
+
+
+def test_nothing_is_loaded(report: Path, whole: Page) -> None:
+    text = report.read_text()
+    assert not re.search(
+        r"https?:|//[a-z]|@import|url\(", re.sub(r"base64,[^\"]*|\"shares\": \"[^\"]*", "", text)
+    )
+    for tag, attributes in whole.tags:
+        assert tag not in ("iframe", "object", "embed", "base", "form")
+        for name in ("src", "href", "srcset", "action", "data"):
+            value = attributes.get(name)
+            assert value is None or value.startswith(("data:", "#")), (tag, value)
+    assert len(text.encode()) < 3e6
+
+
+def test_pictures_say_what_they_show(whole: Page) -> None:
+    alts = [attributes.get("alt") for tag, attributes in whole.tags if tag == "img"]
+    assert len(alts) > 50
+    assert all(alts)
+
+
+def test_figures_commands_and_recipes_are_in_it(whole: Page, reproduction: Path) -> None:
+    content = json.loads((reproduction / "results.json").read_text())
+    top1 = content["outcomes"][-1]["epochs"]["0"][-1]["top1"]
+    assert f"Poly-NL {top1:.1f} " in whole.said("accuracy")
+    assert "Made with --quick" in whole.said("accuracy")
+    assert "76.30" in whole.said("accuracy")
+    assert "Time against positions, 16 channels" in whole.said("efficiency")
+    assert "TESA, forward, 16 channels: not measured at N = 64: too slow" in whole.said("efficiency")
+    assert "In the trained network" in whole.said("efficiency")
+    assert "Poly-NL at res4 1.50 M (1.50)" in whole.said("networks")
+    assert "not measured at N = 1,024: too slow" in whole.said("networks")
+    assert "TESA has no influence maps" in whole.said("influence")
+    for words in (
+        "polynl reproduce --out results",
+        "polynl bench layers",
+        "a processor",
+        "arch: small_resnet",
+    ):
+        assert words in whole.said("environment")
+
+
+def test_both_kinds_of_networks_are_explained(whole: Page) -> None:
+    assert "right (✓) or wrong (✗)" in whole.said("grad-cam")
+    assert "whose box is drawn" in whole.said("grad-cam")
+    assert "padding" in whole.said("influence")
+
+
+def test_only_what_there_is_has_a_section(tmp_path: Path) -> None:
+    found = gathered([written(tmp_path / "a", [row(1, top1=1.0)])])
+    assert list(paged(found).words) == ["accuracy", "curves", "environment"]
+    assert list(paged(bench(networks())).words) == ["networks", "environment"]
+    only_layers = paged(bench(layers()))
+    assert list(only_layers.words) == ["efficiency", "environment"]
+    assert "batch 1, float32 on CPU; medians of 1 run." in only_layers.said("efficiency")
+    assert "cross" not in only_layers.said("efficiency")
+    grid = PictureGrid("t", ["image"], [[Picture("data:,", "said", "alt")]])
+    plain = paged(found, Pictures("t", grad_cam=grid))
+    assert list(plain.words) == ["accuracy", "curves", "grad-cam", "environment"]
+    assert "box" not in plain.said("grad-cam")
+
+
+def test_what_could_not_be_made_is_said(tmp_path: Path) -> None:
+    found = gathered([written(tmp_path / "a", [row(1, top1=1.0)])])
+    told = paged(found, Pictures("t", missing=["Poly-NL: the weights are gone."]))
+    for section in ("grad-cam", "xyz", "influence"):
+        assert "No pictures of Poly-NL: the weights are gone." in told.said(section)
+
+
+def test_two_benchmarks_are_told_apart() -> None:
+    told = paged(bench(layers(), layers(), networks(), networks()))
+    for name, section in (("folder0", "efficiency"), ("folder1", "efficiency"), ("folder3", "networks")):
+        assert name in told.said(section)
+    alone = paged(bench(layers(), networks()))
+    assert "folder" not in alone.said("efficiency") + alone.said("networks")
+
+
+def test_a_benchmark_that_has_just_begun() -> None:
+    told = paged(bench(layers(until=0)))
+    assert "Nothing is measured yet." in told.said("efficiency")
+    half = paged(bench(layers(until=3))).said("efficiency")
+    assert "Forward + backward" not in half
+    assert "Ratios to the convolution" in half
+
+
+def test_costs_without_a_benchmark(tmp_path: Path) -> None:
+    found = gathered([reproduced(tmp_path / "a", [outcome("none", [row(1, top1=1.0)])])])
+    said = paged(found).said("efficiency")
+    assert "No layers were measured in these runs" in said
+    assert "In the trained network: Small ResNet on scenes" in said
+
+
+def test_commands_are_listed_once() -> None:
+    found = Gathered(origins=[Origin("a", "polynl one", MACHINE), Origin("b", "polynl one", MACHINE)])
+    assert paged(found, command="polynl report a").said("environment").count("polynl one") == 1
+    again = paged(found, command="polynl one").said("environment")
+    assert again.count("polynl one") == 1
+
+
+def test_words_of_runs_stay_words(tmp_path: Path) -> None:
+    """Folders, labels, commands, titles, notes: in markup, in attributes and in the JSON."""
+    found = gathered([written(tmp_path / "a", [row(1, top1=1.0)])])
+    study = found.studies[0]
+    variant = study.variants[0]
+    evil = type(variant)(EVIL, EVIL, {**variant.recipe, "note": EVIL}, variant.trainings)
+    results = layers(skipped=EVIL)
+    results.methods = {**results.methods, "poly_nl": {"label": EVIL}}
+    content = Gathered(
+        [Study(EVIL, study.task, [evil, evil], EVIL)],
+        [(EVIL, results), (EVIL, results)],
+        [Origin(EVIL, EVIL, {"cpu": EVIL, "variables": {EVIL: EVIL}})],
+    )
+    grid = PictureGrid(EVIL, [EVIL], [[Picture("data:,", EVIL, EVIL)]])
+    maps = {"grid": [1, 1], "sources": [1, 1], "scales": [0.0], "shares": "", "found": EVIL}
+    influence = {
+        "images": [{"uri": "data:,", "label": EVIL, "size": [1, 1]}],
+        "blocks": [{"label": EVIL, "maps": [maps]}],
+    }
+    pictures = Pictures(EVIL, False, grid, [grid], influence, [EVIL], [EVIL])
+    told = paged(content, pictures, title=EVIL, command=EVIL)
+    scripts = [attributes for tag, attributes in told.tags if tag == "script"]
+    assert scripts == [{"type": "application/json"}, {}], "a script too many"
+    assert {attributes.get("src") for tag, attributes in told.tags if tag == "img"} == {"data:,"}
+    assert not any(name.startswith("on") for _, attributes in told.tags for name in attributes)
+    assert json.loads(told.islands[0]) == influence
+    for section in ("accuracy", "curves", "efficiency", "grad-cam", "xyz", "influence", "environment"):
+        assert EVIL in told.words[section], section
+    alts = {attributes["alt"] for tag, attributes in told.tags if tag == "img"}
+    assert alts == {EVIL}
+
+
+# Which charts there are
+
+
+def study_of(tmp_path: Path, *outcomes: dict[str, object]) -> Study:
+    return gathered([reproduced(tmp_path / "results", outcomes)]).studies[0]
+
+
+def test_curves_are_of_scores_and_loss(tmp_path: Path) -> None:
+    rows = [row(1, top1=10.0, top5=50.0), row(2, top1=20.0, top5=60.0)]
+    figure = curves(study_of(tmp_path, outcome("none", rows), outcome("poly_nl", rows, rows)))
+    assert [title for title, _ in figure.charts] == ["Top-1", "Top-5", "Loss in training"]
+    assert [label for _, label in figure.legend] == ["no block", "Poly-NL"]
+    assert "Poly-NL: 20 at 2" in figure.charts[0][1]
+    assert "no block: 1 at 2" in figure.charts[2][1]
+
+
+def test_curves_of_a_detector_are_its_main_scores(tmp_path: Path) -> None:
+    figures = {f"{kind}_{name}": 1.0 for kind in ("box", "mask") for name in ("ap", "ap50", "ap75")}
+    run = written(tmp_path / "a", [row(1, **figures)], task="instance_segmentation")
+    assert [title for title, _ in curves(gathered([run]).studies[0]).charts] == [
+        "Box AP",
+        "Mask AP",
+        "Loss in training",
+    ]
+
+
+def test_curves_without_a_single_number(tmp_path: Path) -> None:
+    run = written(tmp_path / "a", [row(1) | {"loss": float("nan")}])
+    assert not curves(gathered([run]).studies[0]).charts
+
+
+def test_variants_of_one_block_are_drawn_differently(tmp_path: Path) -> None:
+    runs = [
+        written(tmp_path / f"{lr}", [row(1, top1=1.0)], "--optimizer.lr", f"{lr}") for lr in (0.1, 0.2, 0.3)
+    ]
+    swatches = [swatch for swatch, _ in curves(gathered(runs).studies[0]).legend]
+    assert len(set(swatches)) == 3
+    assert all("#D55E00" in swatch for swatch in swatches)
+
+
+def test_accuracy_against_cost(tmp_path: Path) -> None:
+    rows = [row(1, top1=10.0)]
+    study = study_of(tmp_path, outcome("none", rows), outcome("poly_nl", rows, forward_seconds=1.25))
+    figure = against_cost(study)
+    assert figure is not None
+    assert [title for title, _ in figure.charts] == [
+        "Top-1 against the forward pass",
+        "Top-1 against the training step",
+    ]
+    assert "Poly-NL: 10 at 1.25" in figure.charts[0][1]
+    assert "Poly-NL: 10 at 1<" in figure.charts[1][1]
+
+
+def test_no_accuracy_against_cost_without_scores_or_the_plain_network(tmp_path: Path) -> None:
+    assert against_cost(study_of(tmp_path, outcome("poly_nl", [row(1, top1=1.0)]))) is None
+    assert against_cost(study_of(tmp_path, outcome("none", [row(1)]))) is None
+    unscored = study_of(tmp_path, outcome("none", [row(1, top1=1.0)]), outcome("tesa", [row(1)]))
+    figure = against_cost(unscored)
+    assert figure is not None
+    assert "TESA:" not in figure.charts[0][1]
+
+
+def test_efficiency_charts_have_the_ratios() -> None:
+    figure = efficiency(layers(skipped="too slow"), "training")
+    assert figure is not None
+    assert figure.title == "Forward + backward"
+    assert [title for title, _ in figure.charts] == [
+        "Time against positions, 16 channels",
+        "Time against channels, 4×4 positions",
+        "Memory against positions, 16 channels",
+    ]
+    time, _, memory = (chart for _, chart in figure.charts)
+    assert [f"Poly-NL: 2 at {size}<" in time for size in (4, 16, 64)] == [True] * 3
+    assert "Poly-NL: 3 at 64<" in memory
+    assert [f"TESA: 250 at {size}<" in time for size in (4, 16, 64)] == [True, True, False]
+    assert list(figure.notes) == ["TESA, forward + backward, 16 channels: not measured at N = 64: too slow"]
+    assert efficiency(layers(until=3), "training") is None
+
+
+def test_a_layer_without_memory_has_no_place_on_a_logarithmic_axis() -> None:
+    results = layers()
+    results.measurements = [
+        replace(m, peak_bytes=0) if m.method == "poly_nl" else m for m in results.measurements
+    ]
+    figure = efficiency(results, "forward")
+    assert figure is not None
+    time, _, memory = (chart for _, chart in figure.charts)
+    assert "Poly-NL:" in time
+    assert "Poly-NL:" not in memory
