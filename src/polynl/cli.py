@@ -86,6 +86,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"[bold red]polynl:[/] {escape(str(error))}", highlight=False, soft_wrap=True
         )
         raise SystemExit(error.exit_code) from None
+    except OSError as error:
+        where = "" if error.filename is None else f"{error.filename}: "
+        Console(stderr=True).print(
+            f"[bold red]polynl:[/] {escape(f'{where}{error.strerror or error}')}.",
+            highlight=False,
+            soft_wrap=True,
+        )
+        raise SystemExit(1) from None
     except KeyboardInterrupt:
         resumable = " What was done is kept: add --resume to go on." if words[:1] in RESUMABLE else ""
         Console(stderr=True).print(f"polynl: interrupted.{resumable}")

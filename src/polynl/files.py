@@ -14,6 +14,7 @@ def write_atomically(path: Path, content: str | bytes | memoryview, *, durable: 
     """Write to a temporary file in the same folder, flush it to the disk, and give it the name.
 
     Without `durable` a power cut may lose it: for thousands of small files, which would take long to flush.
+    An OSError names the file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
@@ -24,8 +25,10 @@ def write_atomically(path: Path, content: str | bytes | memoryview, *, durable: 
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):  # of a full disk it has no name, of another the temporary one
+            raise type(error)(error.errno, error.strerror or str(error), os.fspath(path)) from error
         raise
     if durable:
         _flush_folder(path.parent)
