@@ -65,7 +65,6 @@ JPEGS: dict[str, bytes] = {
 }
 OTHERS: dict[str, bytes] = {
     "PNG": encoded(picture(), "PNG"),
-    "PNG, 16 bits": encoded(sixteen_bits(), "PNG"),
     "PNG, palette": encoded(picture().quantize(20), "PNG"),
     "PNG, palette, one colour transparent": encoded(picture().quantize(20), "PNG", transparency=3),
     "PNG, palette, half transparent": encoded(
@@ -105,6 +104,21 @@ def decoded(folder: Path, content: bytes) -> Tensor | str:
 
 
 # Good files
+
+
+@pytest.mark.parametrize("format", ["PNG", "TIFF"])
+def test_16_bits_are_brought_to_8(tmp_path: Path, format: str) -> None:
+    """Where PIL would cut off at 255."""
+    image = decoded(tmp_path, encoded(sixteen_bits(), format))
+    assert isinstance(image, Tensor)
+    expected = torch.from_numpy(np.asarray(sixteen_bits()).astype(np.float64) / 257).round()
+    assert torch.equal(image, expected.to(torch.uint8).expand(3, -1, -1))
+
+
+def test_other_numbers_are_no_image(tmp_path: Path) -> None:
+    floats = encoded(Image.fromarray(np.full((2, 3), 0.25, dtype=np.float32)), "TIFF")
+    expected = "its values are from 0.25 to 0.25, and only those of 8 or 16 bits are read"
+    assert decoded(tmp_path, floats) == expected
 
 
 @pytest.mark.parametrize("kind", [*JPEGS, *OTHERS])

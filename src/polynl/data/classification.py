@@ -104,7 +104,18 @@ def _decoded(content: bytes, *, upright: bool) -> Tensor:
         image.info.pop("transparency", None)
         if upright:
             ImageOps.exif_transpose(image, in_place=True)
+        if image.mode.startswith(("I", "F")):
+            return _from_16_bits(image)
         return v2.functional.pil_to_tensor(image.convert("RGB"))
+
+
+def _from_16_bits(image: Image.Image) -> Tensor:
+    """A grey image of 16 bits, which PIL would cut off at 255."""
+    values = v2.functional.pil_to_tensor(image).to(torch.float64)
+    low, high = float(values.min()), float(values.max())
+    if image.mode == "F" or low < 0 or high > 65535:
+        raise ValueError(f"its values are from {low:g} to {high:g}, and only those of 8 or 16 bits are read")
+    return (values / 257).round().to(torch.uint8).expand(3, -1, -1).contiguous()
 
 
 def _has_end(jpeg: bytes) -> bool:
