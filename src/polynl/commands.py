@@ -220,11 +220,11 @@ class Explain:
     stride_in_1x1: bool = False
     """Let bottlenecks of --model downsample in the 1×1 convolution, as weights of some ResNets need it."""
     target: str | None = None
-    """The class that Grad-CAM is about, by name or number; the predicted one unless given."""
+    """Of a classifier: the class that Grad-CAM is about, by name or number; the predicted unless given."""
     position: tuple[float, float] | None = None
     """X and y in pixels of the image: the influence map is of it. Where Grad-CAM is highest unless given."""
-    detection: int = 0
-    """Of a detector: the detection that it is all about, counted from 0, the surest one."""
+    detection: int | None = None
+    """Of a detector: the detection that it is all about, counted from 0; the surest unless given."""
     block: str | None = None
     """The block that features and influence are of, by the module it stands at; the first unless given."""
     layer: str | None = None
@@ -242,7 +242,7 @@ class Explain:
         from polynl.explain.subjects import subject_named, subjects_of
 
         self._check()
-        subjects = subjects_of(self.checkpoint, self.recipe, self.keys)
+        subjects = subjects_of(self.checkpoint, self.recipe, self.keys, _options(self))
         if self.model is not None:
             named = subject_named(self.model, self.weights, self.insert, stride_in_1x1=self.stride_in_1x1)
             subjects.append(named)
@@ -255,14 +255,14 @@ class Explain:
     def _check(self) -> None:
         if not self.images:
             raise SettingsError("give images: polynl explain IMAGE… with files, or folders of them.")
-        if not self.checkpoint and self.model is None:
-            raise SettingsError("say what looks at the images: --checkpoint FILE or --model LIBRARY/NAME.")
-        if self.model is None and (self.weights is not None or self.insert or self.stride_in_1x1):
-            raise SettingsError("--weights, --insert and --stride-in-1x1 belong to --model: give that too.")
         # Of a checkpoint's recipe a key may be given; there is none that could have it otherwise.
         if self.keys and not self.checkpoint:
             options = [f"--{name}" for name in _options(self)]
             raise SettingsError(f"there is no option {self.keys[0]}.{near_matches(self.keys[0], options)}")
+        if not self.checkpoint and self.model is None:
+            raise SettingsError("say what looks at the images: --checkpoint FILE or --model LIBRARY/NAME.")
+        if self.model is None and (self.weights is not None or self.insert or self.stride_in_1x1):
+            raise SettingsError("--weights, --insert and --stride-in-1x1 belong to --model: give that too.")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,7 +96,7 @@ def test_networks_side_by_side(runs: dict[str, Path], images: Path, tmp_path: Pa
     code, out, err = explain(capsys, images, *words, "--out", tmp_path / "out")
     assert (code, err) == (0, "")
     assert drawn(tmp_path / "out") == {f"{name}-{kind}.png" for name in "ab" for kind in KINDS}
-    assert f"{images / 'a.png'}: none says " in out
+    assert f"{images / 'a.png'}: none: " in out
     assert "TESA has no influence maps" in out
     widths = {}
     for kind in KINDS:
@@ -134,6 +136,47 @@ def test_a_class_by_name_or_number(runs: dict[str, Path], images: Path) -> None:
     assert torch.equal(*cams)
     assert torch.equal(cams[0], grad_cam(subject.model, subject.inputs(image), last)[0])
     assert class_number("tabby CAT", {0: "a", 1: "Tabby cat"}) == 1
+    assert class_number("2", {2: "10", 4: "2"}) == 4, "names come first"
+    with pytest.raises(ValueError, match=r"--target: 2 classes are called 'crane'; give a number: 1 or 5"):
+        class_number("crane", {1: "crane", 3: "a", 5: "Crane"})
+
+
+def test_without_a_grad_cam_the_place_is_the_middle(runs: dict[str, Path]) -> None:
+    subject = subject_of(runs["poly_nl"])
+    torch.nn.init.zeros_(subject.model.get_parameter("fc.weight"))
+    found = answer(subject, torch.zeros(3, 40, 40, dtype=torch.uint8), Question())
+    assert not found.cam.any()
+    assert found.spot == (20, 20)
+
+
+def test_several_blocks_are_told_apart() -> None:
+    subject = subject_named("torchvision/resnet18", None, ["poly_nl@layer2.1", "poly_nl@layer3.1"])
+    image = torch.zeros(3, 64, 64, dtype=torch.uint8)
+    found = answer(subject, image, Question(block="layer3.1"))
+    assert found.title == "resnet18 + poly_nl@layer2.1 + poly_nl@layer3.1, layer3.1.polynl_before"
+    assert found.norms.x.shape == (14, 14)
+
+
+def test_only_detectors_refuse_thin_images(runs: dict[str, Path], tmp_path: Path, capsys: Any) -> None:
+    Image.new("RGB", (2000, 20)).save(tmp_path / "thin.png")
+    code, *_ = explain(capsys, tmp_path / "thin.png", "--checkpoint", runs["none"], "--out", tmp_path / "out")
+    assert (code, drawn(tmp_path / "out")) == (0, {"thin-grad_cam.png"})
+    words = ["--checkpoint", runs["none"], "--checkpoint", runs["faces"], "--out", tmp_path / "out"]
+    code, out, _ = explain(capsys, tmp_path / "thin.png", *words)
+    assert code == 1
+    assert "more than 50 times as long as thin" in out
+
+
+def test_a_full_disk_is_told_in_a_line(
+    runs: dict[str, Path], images: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    code, _, err = explain(capsys, images / "a.png", "--checkpoint", runs["none"], "--out", tmp_path)
+    assert (code, drawn(tmp_path)) == (1, set())
+    assert err == f"polynl: {tmp_path / 'a-grad_cam.png'}: No space left on device.\n"
 
 
 @pytest.mark.parametrize("kind", ["instances", "faces"])
@@ -148,12 +191,14 @@ def test_detectors_are_asked_about_a_detection(
     with torch.no_grad():
         (expected,) = subject.model([image / 255])
     name = subject.labels[int(expected["labels"][1])]
-    assert f"says {name}, {100 * expected['scores'][1]:.0f}%" in out
+    assert f": {name}, {100 * expected['scores'][1]:.0f}%" in out
     found = answer(subject, image, Question(detection=1))
     assert found.box == pytest.approx(expected["boxes"][1].tolist())
     assert torch.equal(found.cam, grad_cam(subject.model, [image / 255], detection_score(1))[0])
     shares = influence_map(subject.model, [image / 255], found.box)[0]
     assert torch.equal(found.shares, shares)
+    elsewhere = answer(subject, image, Question(detection=1, position=(3, 4)))
+    assert (elsewhere.box, elsewhere.spot) == (found.box, (3.5, 4.5)), "still about the detection"
 
 
 def test_a_detector_that_finds_nothing(
@@ -162,10 +207,10 @@ def test_a_detector_that_finds_nothing(
     strict = ["--model.detector-options.box_score_thresh", 1]
     words = [images / "a.png", "--checkpoint", runs["instances"], *strict, "--out", tmp_path]
     code, out, _ = explain(capsys, *words)
-    assert (code, drawn(tmp_path)) == (0, set())
-    assert "it finds nothing" in out
+    assert (code, drawn(tmp_path)) == (0, {"a-features.png"}), "its block still adds"
+    assert "instances: nothing found" in out
     code, *_ = explain(capsys, *words, "--position", 3, 4)
-    assert (code, drawn(tmp_path)) == (0, {"a-features.png", "a-influence.png"}), "its block still adds"
+    assert (code, drawn(tmp_path)) == (0, {"a-features.png", "a-influence.png"})
 
 
 def test_what_a_new_block_adds_is_nothing(images: Path, tmp_path: Path, capsys: Any) -> None:
@@ -229,7 +274,7 @@ def test_strides_in_the_1x1_convolution() -> None:
 
 def test_runs_of_one_name_are_told_apart(runs: dict[str, Path], tmp_path: Path) -> None:
     other = make_run(tmp_path / "none", "scenes/none", "--model.arch_options", "{depth: 1, width: 4}")
-    names = [subject.name for subject in subjects_of([runs["none"], runs["poly_nl"], other])]
+    names = [subject.name for subject in subjects_of([runs["none"], runs["poly_nl"], other], None, (), ())]
     assert names[1] == "poly_nl"
     assert names[0] == f"{runs['none'].parent.parent.name}/none/best.safetensors"
     assert names[2] == f"{tmp_path.name}/none/best.safetensors"
@@ -299,6 +344,22 @@ MISTAKES: dict[str, tuple[Words, str]] = {
     "a class too many": (lambda r, i, t: [i, *RESNET, "--target", 1000], "there is no class 1000"),
     "no layer": (lambda r, i, t: [i, *RESNET, "--layer", "layer5"], "ResNet has no module 'layer5'"),
     "a layer without a map": (lambda r, i, t: [i, *RESNET, "--layer", "fc"], 'layer "fc" gives (1, 1000)'),
+    "a class of a detector": (
+        lambda r, i, t: [i, "--checkpoint", r["faces"], "--target", "cat"],
+        "--target cat: faces finds boxes; --detection chooses one.",
+    ),
+    "a detection of a classifier": (
+        lambda r, i, t: [i, *RESNET, "--detection", 0],
+        "--detection 0: resnet18 finds no boxes; --target is for classes.",
+    ),
+    "a place outside one of several images": (
+        lambda r, i, t: [i, "--checkpoint", r["none"], "--position", 50, 50],
+        "a.png: --position 50 50 is outside the image, which is 40 wide and 40 high.",
+    ),
+    "a mistyped checkpoint": (
+        lambda r, i, t: [i, "--chekpoint", r["none"]],
+        "Perhaps you meant --checkpoint",
+    ),
     "no detection": (
         lambda r, i, t: [i, "--checkpoint", r["instances"], "--detection", 99],
         "--detection 99: it finds ",

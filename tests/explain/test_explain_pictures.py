@@ -105,8 +105,27 @@ def test_a_block_that_adds_nothing_says_so() -> None:
 
 
 def test_the_box_of_a_detection_is_on_its_grad_cam() -> None:
-    _, axes = panels(cam_figure([looked("dog", cam=MAP, spot=(5.0, 7.0, 9.0, 20.0))]))
+    _, axes = panels(cam_figure([looked("dog", cam=MAP, box=(5.0, 7.0, 9.0, 20.0), spot=(1.0, 2.0))]))
     assert [patch.get_bbox().extents.tolist() for patch in axes.patches] == [[5, 7, 9, 20]] * 2
+
+
+def test_places_that_differ_are_marked_on_the_maps_alone() -> None:
+    shares = torch.ones(3, 4) / 12
+    answers = [looked(name, spot=spot, shares=shares) for name, spot in (("dog", (1, 2)), ("cat", (3, 4)))]
+    image, *others = panels(influence_figure(answers))
+    assert (image.get_title(), marked(image)) == ("image", [])
+    assert [axes.lines[0].get_xydata().tolist() for axes in others] == [[[1, 2]], [[3, 4]]]
+
+
+def test_long_names_are_broken_and_blocks_named_where_there_are_several() -> None:
+    name = "my_experiment_of_2026_poly_nl_width16_lr0.008_seed0_final"
+    _, axes = panels(cam_figure([looked(name, cam=MAP)]))
+    assert max(map(len, axes.get_title().splitlines())) < 40
+    assert axes.get_title().replace("\n", "").startswith(name)
+    norms = FeatureNorms(MAP, MAP, MAP)
+    assert (
+        panels(norms_figure([looked("dog", norms=norms, block="layer3.1")]))[0].get_title() == "dog, layer3.1"
+    )
 
 
 def test_nothing_to_draw() -> None:

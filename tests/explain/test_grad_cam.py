@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import timm
 import torch
 from literal_parts import assert_close
 from tiny_networks import CLASSES, PADDED, classifier, faces, images, masks, untouched, with_random_blocks
@@ -279,7 +280,7 @@ class Branches(nn.Module):
         ("tokens", r'^layer "tokens" gives \(1, 4, 20\); expected a map'),
         ("pair", r'^layer "pair" gives tuple; expected a map'),
         ("twice", r'^"twice" is called 2 times in one look'),
-        ("idle", r'^the score does not depend on layer "idle"; choose another one$'),
+        ("idle", r'^the score does not depend on layer "idle"; choose another layer$'),
     ],
 )
 def test_layers_without_a_map_are_refused(layer: str, said: str, frozen: bool) -> None:
@@ -297,7 +298,12 @@ def test_layers_without_a_map_are_refused(layer: str, said: str, frozen: bool) -
         ([0, 7], r"^target=\[0, 7\]: the model has classes from 0 to 4$"),
         ([0], r"^target has 1 classes for 2 images$"),
         (torch.tensor([0, 1, 2]), r"^target has 3 classes for 2 images$"),
-        (lambda output: output.detach()[:, 0], r'^the score does not depend on layer "after"'),
+        (True, r"^target=True: the model has classes from 0 to 4$"),
+        ("cat", r"^target=cat: the model has classes from 0 to 4$"),
+        (torch.tensor([[0, 1]]), r"^target=tensor.*: the model has classes from 0 to 4$"),
+        (lambda output: output.detach()[:, 0], r"^the score does not depend on any map of it"),
+        (lambda output: 0.5, r"^the target gives float; expected a tensor of 2 scores, one for each"),
+        (lambda output: output, r"^the target gives \(2, 5\); expected a tensor of 2 scores"),
     ],
     ids=str,
 )
@@ -305,6 +311,38 @@ def test_targets_that_do_not_fit_are_refused(target: Any, said: str) -> None:
     model = classifier().train()
     with untouched(model), pytest.raises(ValueError, match=said):
         grad_cam(model, batch(2, 3, 4, 5).float(), target)
+
+
+@pytest.mark.parametrize(
+    ("arch", "layer"),
+    [("swin_tiny_patch4_window7_224", "patch_embed.proj"), ("mambaout_femto", "stages.3.blocks.2.conv")],
+)
+def test_what_is_no_map_with_channels_first_is_passed_over(arch: str, layer: str) -> None:
+    """Tokens, heads of attention, and maps with the channels last."""
+    model = timm.create_model(arch, pretrained=False)
+    x = batch(1, 3, 224, 224).float()
+    assert torch.equal(grad_cam(model, x, 3), grad_cam(model, x, 3, layer=layer))
+
+
+class TwoHeads(nn.Module):
+    """Like networks that segment with an auxiliary head, called last and of no say in the score."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.aux = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 1), nn.Conv2d(4, 5, 1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        maps = self.body(x)
+        return {"out": self.head(maps), "aux": self.aux(maps)}
+
+
+def test_maps_that_the_score_does_not_depend_on_are_passed_over() -> None:
+    model, x = TwoHeads(), batch(2, 3, 7, 9).float()
+    found = grad_cam(model, x, lambda output: output["out"][:, 3].mean(dim=(1, 2)))
+    expected = grad_cam(model, x, lambda output: output["out"][:, 3].mean(dim=(1, 2)), layer="head")
+    assert torch.equal(found, expected)
+    with pytest.raises(ValueError, match=r"^the model gives dict, not a score .* a score for each image$"):
+        grad_cam(model, x)
 
 
 def test_a_network_without_maps_is_refused() -> None:
@@ -317,10 +355,10 @@ def test_what_is_no_score_of_classes_needs_a_function() -> None:
     model = masks()
     with (
         untouched(model),
-        pytest.raises(ValueError, match=r"^the model gives list, not a score for each class"),
+        pytest.raises(ValueError, match=r"^the model gives list, not a score .* such as detection_score"),
     ):
         grad_cam(model, images(*PADDED), 0)
-    with pytest.raises(ValueError, match=r"^the model gives Tensor, not a score for each class"):
+    with pytest.raises(ValueError, match=r"^the model gives \(1, 4, 4, 5\), not a score .* for each image$"):
         grad_cam(nn.Sequential(nn.Conv2d(3, 4, 1)), batch(1, 3, 4, 5).float(), 0)
 
 

@@ -352,6 +352,8 @@ def test_other_blocks_have_no_influence(part: Any, name: str) -> None:
         (NonLocal(4, norm="layer"), (1, 4, 2, 3), (0, 0), "NonLocal has no influence maps with norm='layer'"),
         (NonLocal(4, norm="layer", mode="gaussian"), (1, 4, 2, 3), (0, 0), "norm='layer'"),
         (PolyNL(4), (1, 4, 2, 3), (2, 0), r"place=\(2, 0\) is not on the map, which is \(2, 3\)"),
+        (PolyNL(4), (1, 4, 2, 3), (1.5, 0), r"place=\(1.5, 0\) is not on the map, which is \(2, 3\)"),
+        (PolyNL(4), (1, 4, 2, 3), 3, r"place=3 is not on the map, which is \(2, 3\)"),
         (PolyNL(4), (1, 4, 2, 3), (0, 3), "is not on the map"),
         (EfficientNL(4), (1, 4, 2, 3), (-1, 0), "is not on the map"),
         (PolyNL(4), (1, 4, 2, 3), (1,), "is not on the map"),
@@ -373,3 +375,13 @@ def test_an_error_leaves_the_flags_of_training() -> None:
     with pytest.raises(ValueError, match="is not on the map"):
         contributions(block, torch.zeros(1, 4, 2, 3), (2, 0))
     assert all(module.training for module in block.modules())
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1e7])
+def test_shares_do_not_depend_on_the_scale_of_the_map(scale: float) -> None:
+    """Its cubes would vanish, or overflow, in single precision."""
+    torch.manual_seed(0)
+    block, x = PolyNL(8, init="random"), torch.randn(2, 8, 3, 4)
+    shares = influence(block, scale * x, (1, 2))
+    assert torch.allclose(shares, influence(block, x, (1, 2)), rtol=1e-3, atol=1e-5)
+    assert torch.allclose(shares.sum(dim=(1, 2)), torch.ones(2), atol=1e-5)

@@ -79,6 +79,16 @@ def test_a_box_of_a_cell_is_its_point() -> None:
     assert torch.equal(influence_map(model, two(), (2, 4, 4, 6)), influence_map(model, two(), (3, 5)))
 
 
+def test_spots_may_be_tensors() -> None:
+    model = with_random_blocks(masks())
+    given = images(*PADDED)
+    boxes = torch.tensor([[2.0, 3.0, 9.0, 8.0]] * len(given))
+    expected = influence_map(model, given, (2.0, 3.0, 9.0, 8.0))
+    for spot in (boxes, boxes[0], list(boxes)):
+        for found, one in zip(influence_map(model, given, spot), expected, strict=True):
+            assert torch.equal(found, one)
+
+
 def test_each_image_may_have_a_spot_of_its_own() -> None:
     model = small("poly_nl")
     expected = torch.stack(shares_by_hand(model, two(), [[(2, 1)], [(0, 0), (0, 1), (0, 2), (0, 3)]]))

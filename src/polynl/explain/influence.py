@@ -81,6 +81,10 @@ def influence(
         shares = _ratio((found.parts * total.unsqueeze(1)).sum(-1), total.square().sum(-1))
         return shares.unflatten(-1, found.spatial)
     with _prepared(block, x, place) as (known, folded, weights), torch.enable_grad():
+        # Shares do not depend on the scale of X, and at this one cubes neither vanish nor overflow.
+        folded = folded / folded.abs().amax(dim=(1, 2), keepdim=True).clamp_min(
+            torch.finfo(folded.dtype).tiny
+        )
         g = gram(folded).requires_grad_()
         y = mix_rows(mix_rows(weights, folded), known.mixing(g))
         (form,) = torch.autograd.grad(y, g, y.detach())
@@ -186,9 +190,13 @@ def _weights(block: Block, x: Float[Tensor, "b c *spatial"], place: Place) -> Fl
                 f"place has the shape {tuple(place.shape)}; expected weights {(x.shape[0], *spatial)}"
             )
         return place.to(x.device, block.dtype).flatten(1)
-    inside = len(place) == len(spatial) and all(0 <= p < s for p, s in zip(place, spatial, strict=True))
-    if not inside:
-        raise ValueError(f"place={tuple(place)} is not on the map, which is {tuple(spatial)}")
+    whole = isinstance(place, Sequence) and all(isinstance(p, int) for p in place)
+    if (
+        not whole
+        or len(place) != len(spatial)
+        or not all(0 <= p < s for p, s in zip(place, spatial, strict=True))
+    ):
+        raise ValueError(f"place={place} is not on the map, which is {tuple(spatial)}")
     weights = x.new_zeros(*spatial, dtype=block.dtype)
     weights[tuple(place)] = 1
     return weights.flatten().expand(x.shape[0], -1)

@@ -15,9 +15,8 @@ from polynl.explain.feature_norms import FeatureNorms, feature_norms
 from polynl.explain.grad_cam import detection_score, grad_cam
 from polynl.explain.maps import influence_map
 from polynl.explain.subjects import Subject
-from polynl.explain.watching import Box, block_of, look
-
-Spot = tuple[float, float] | Box
+from polynl.explain.watching import Box, Spot, block_of, look
+from polynl.models.insert import inserted
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Question:
 
     target: str | None = None
     position: tuple[float, float] | None = None
-    detection: int = 0
+    detection: int | None = None
     block: str | None = None
     layer: str | None = None
 
@@ -40,8 +39,12 @@ class Answer:
     """The uint8 image (3, h, w) that the network sees."""
     said: str
     """The class or detection that it is about, and how sure the network is."""
+    box: Box | None = None
+    """That of the detection, in pixels of the picture."""
     cam: Tensor | None = None
     """Grad-CAM."""
+    block: str | None = None
+    """The one that the rest is about, where there are several to choose from."""
     norms: FeatureNorms | None = None
     spot: Spot | None = None
     """In pixels of the picture."""
@@ -51,9 +54,9 @@ class Answer:
     """Why something is missing."""
 
     @property
-    def box(self) -> Box | None:
-        """That of the detection."""
-        return self.spot if self.spot is not None and len(self.spot) == 4 else None
+    def title(self) -> str:
+        """The network, and the block if it has several."""
+        return self.subject.name if self.block is None else f"{self.subject.name}, {self.block}"
 
 
 def answer(subject: Subject, image: Tensor, question: Question) -> Answer:
@@ -81,7 +84,7 @@ def _of_classifier(
     cam = grad_cam(subject.model, inputs, number, layer=question.layer)[0]
     said = f"{subject.labels.get(number, f'class {number}')}, {100 * sure[number]:.0f}%"
     spot = _strongest(cam, picture) if spot is None else spot
-    return _with_block(Answer(subject, picture, said, cam), inputs, spot, question)
+    return _with_block(Answer(subject, picture, said, cam=cam), inputs, spot, question)
 
 
 def _of_detector(
@@ -90,29 +93,35 @@ def _of_detector(
     inputs = subject.inputs(picture)
     with torch.no_grad():
         (found,), _ = look(subject.model, inputs)
-    count = len(found["scores"])
+    count, wanted = len(found["scores"]), 0 if question.detection is None else question.detection
     if count == 0:
-        nothing = Answer(subject, picture, "nothing found", remarks=("it finds nothing",))
-        return nothing if spot is None else _with_block(nothing, inputs, spot, question)
-    if not 0 <= question.detection < count:
-        raise ValueError(f"--detection {question.detection}: it finds {count}, counted from 0")
-    label, score = (found[key][question.detection].item() for key in ("labels", "scores"))
-    cam = grad_cam(subject.model, inputs, detection_score(question.detection), layer=question.layer)[0]
-    left, top, right, bottom = found["boxes"][question.detection].tolist()
-    where = (left, top, right, bottom) if spot is None else spot
+        return _with_block(Answer(subject, picture, "nothing found"), inputs, spot, question)
+    if not 0 <= wanted < count:
+        raise ValueError(f"--detection {wanted}: it finds {count}, counted from 0")
+    label, score = (found[key][wanted].item() for key in ("labels", "scores"))
+    cam = grad_cam(subject.model, inputs, detection_score(wanted), layer=question.layer)[0]
+    left, top, right, bottom = found["boxes"][wanted].tolist()
+    box = left, top, right, bottom
     said = f"{subject.labels.get(int(label), f'class {label}')}, {100 * score:.0f}%"
-    return _with_block(Answer(subject, picture, said, cam), inputs, where, question)
+    return _with_block(
+        Answer(subject, picture, said, box, cam), inputs, box if spot is None else spot, question
+    )
 
 
-def _with_block(answer: Answer, inputs: Any, spot: Spot, question: Question) -> Answer:
-    """The answer, with what its block does."""
+def _with_block(answer: Answer, inputs: Any, spot: Spot | None, question: Question) -> Answer:
+    """The answer, with what its block does; without a spot there is no influence on it."""
     subject = answer.subject
     answer = replace(answer, spot=spot)
     if subject.block is None:
         return answer
     name = block_of(subject.model, question.block)
     norms = feature_norms(subject.model, inputs, block=name)
-    answer = replace(answer, norms=FeatureNorms(*(maps[0] for maps in norms)))
+    several = len(inserted(subject.model)) > 1
+    answer = replace(
+        answer, block=name if several else None, norms=FeatureNorms(*(maps[0] for maps in norms))
+    )
+    if spot is None:
+        return answer
     try:
         shares = influence_map(subject.model, inputs, spot, block=name)[0]
     except ValueError as error:
@@ -121,20 +130,26 @@ def _with_block(answer: Answer, inputs: Any, spot: Spot, question: Question) -> 
 
 
 def class_number(target: str, labels: Mapping[int, str]) -> int:
-    """A class by its number or by its name."""
+    """A class by its name or, where none is called so, by its number."""
+    numbers = [number for number, name in labels.items() if name.lower() == target.lower()]
+    if len(numbers) > 1:
+        which = " or ".join(map(str, numbers))
+        raise ValueError(f"--target: {len(numbers)} classes are called {target!r}; give a number: {which}")
+    if numbers:
+        return numbers[0]
     if target.isdecimal():
         return int(target)
-    numbers = {name.lower(): number for number, name in labels.items()}
-    if target.lower() not in numbers:
-        hint = near_matches(target.lower(), numbers) if numbers else " Its classes have no names here."
-        raise ValueError(f"--target: no class is called {target!r}.{hint}")
-    return numbers[target.lower()]
+    names = [name.lower() for name in labels.values()]
+    hint = near_matches(target.lower(), names) if names else " Its classes have no names here."
+    raise ValueError(f"--target: no class is called {target!r}.{hint}")
 
 
 def _strongest(cam: Tensor, picture: Tensor) -> tuple[float, float]:
-    """The middle of the cell where a map is highest, in pixels of the picture."""
-    row, column = divmod(int(cam.argmax()), cam.shape[1])
+    """The middle of the cell where a map is highest, in pixels of the picture; of the picture if it is 0."""
     height, width = picture.shape[-2:]
+    if not cam.any():
+        return width / 2, height / 2
+    row, column = divmod(int(cam.argmax()), cam.shape[1])
     return (column + 0.5) * width / cam.shape[1], (row + 0.5) * height / cam.shape[0]
 
 

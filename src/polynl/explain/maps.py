@@ -9,17 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from polynl.explain.influence import influence
-from polynl.explain.watching import Frame, Images, as_given, block_of, passed
-
-Spot = tuple[float, float] | tuple[float, float, float, float]
+from polynl.explain.watching import Frame, Images, Spot, as_given, block_of, passed
 
 
 def influence_map(
-    model: nn.Module, images: Images, spot: Spot | Sequence[Spot], *, block: str | None = None
+    model: nn.Module, images: Images, spot: Spot | Sequence[Spot] | Tensor, *, block: str | None = None
 ) -> Any:
     """The share of every position in what a block adds at a spot of the image: (b, h, w), each summing to 1.
 
-    `spot`: a point x, y or a box left, top, right, bottom in pixels of the image, for all or one for each.
+    `spot`: a point x, y or a box left, top, right, bottom in pixels of the image, for all or one for each;
+    tensors will do, such as the boxes that a detector finds.
     `images`, `block`: as of `feature_norms`. See :func:`polynl.explain.influence` for what a share is. Maps
     of a detector's images are without the padding, which may have a share as well.
     """
@@ -52,9 +51,11 @@ def influence_maps(model: nn.Module, image: Tensor, *, block: str | None = None)
     return torch.stack(maps).unflatten(0, (rows, columns))
 
 
-def _spots(spot: Spot | Sequence[Spot], images: int) -> Sequence[Spot]:
-    each = len(spot) == 0 or isinstance(spot[0], Sequence)
-    spots: Any = spot if each else [spot] * images
+def _spots(spot: Spot | Sequence[Spot] | Tensor, images: int) -> Sequence[Spot]:
+    given: Any = spot.tolist() if isinstance(spot, Tensor) else spot
+    given = [entry.tolist() if isinstance(entry, Tensor) else entry for entry in given]
+    each = len(given) == 0 or isinstance(given[0], Sequence)
+    spots: Any = [tuple(entry) for entry in given] if each else [tuple(given)] * images
     if len(spots) != images or any(len(entry) not in (2, 4) for entry in spots):
         raise ValueError(
             f"spot={spot}: expected x, y or left, top, right, bottom, for all or for each of {images} images"

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize
+from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from polynl.explain.looking import Answer
+from polynl.explain.watching import Box
 
 # Maps that all eyes tell apart: from dark to light, and from one colour over white to another.
-LEVELS, SIGNED = "inferno", "PuOr"
+LEVELS = "inferno"
+SIGNED = LinearSegmentedColormap.from_list("shares", ["#0072B2", "#FFFFFF", "#D55E00"])
+# Of a line of a title, in which names of networks and folders have no place to break.
+LETTERS = 38
 PANEL = 3.1  # inches
 MARK = "#00E5FF"
 
@@ -31,7 +36,8 @@ def cam_figure(answers: Sequence[Answer]) -> Figure | None:
         # The scale of Grad-CAM means nothing; a map of zeros stays dark.
         cam = answer.cam / top if top > 0 else answer.cam
         _overlaid(ax, answer, cam, f"{answer.subject.name}\n{answer.said}", Normalize(0, 1))
-        _outline(ax, answer)
+        if answer.box is not None:
+            _outline(ax, answer.box)
     _bar(figure, axes[1:], "Grad-CAM ÷ its highest value")
     return figure
 
@@ -44,7 +50,7 @@ def norms_figure(answers: Sequence[Answer]) -> Figure | None:
     figure, rows = _grid(len(shown), 4)
     for axes, answer in zip(rows, shown, strict=True):
         assert answer.norms is not None
-        _photograph(axes[0], answer, answer.subject.name)
+        _photograph(axes[0], answer, answer.title)
         titles = ("X, what comes in", "Y, what the block adds", "Z, what goes out")
         for ax, values, title in zip(axes[1:], answer.norms, titles, strict=True):
             high = float(values.max())
@@ -60,14 +66,17 @@ def influence_figure(answers: Sequence[Answer]) -> Figure | None:
     if not shown:
         return None
     figure, (axes,) = _grid(1, 1 + len(shown))
-    _photograph(axes[0], shown[0], "image and place")
-    _mark(axes[0], shown[0])
+    # Without a position that is asked for, every network may have another.
+    same = len({answer.spot for answer in shown}) == 1
+    _photograph(axes[0], shown[0], "image and place" if same else "image")
+    if same:
+        _mark(axes[0], shown[0])
     for ax, answer in zip(axes[1:], shown, strict=True):
         assert answer.shares is not None
         percent = 100 * answer.shares
         most = float(percent.abs().max()) or 1.0
         said = "where its block's addition comes from" if percent.any() else "its block adds nothing yet"
-        title = f"{answer.subject.name}\n{said}"
+        title = f"{answer.title}\n{said}"
         _overlaid(ax, answer, percent, title, Normalize(-most, most), signed=True)
         _mark(ax, answer)
         _bar(figure, [ax], "share, %")
@@ -103,7 +112,8 @@ def _overlaid(
 
 
 def _finish(ax: Axes, title: str) -> None:
-    ax.set_title(title, fontsize=10, wrap=True)
+    lines = [textwrap.fill(line, LETTERS) for line in title.splitlines()]
+    ax.set_title("\n".join(lines), fontsize=10)
     ax.set_xticks([])
     ax.set_yticks([])
 
@@ -121,16 +131,14 @@ def _mark(ax: Axes, answer: Answer) -> None:
     if answer.spot is None:
         return
     if len(answer.spot) == 4:
-        _outline(ax, answer)
+        _outline(ax, answer.spot)
         return
     for colour, width in (("black", 4.0), (MARK, 2.0)):
         ax.plot(*answer.spot, marker="+", markersize=13, markeredgewidth=width, color=colour)
 
 
-def _outline(ax: Axes, answer: Answer) -> None:
-    if answer.box is None:
-        return
-    left, top, right, bottom = answer.box
+def _outline(ax: Axes, box: Box) -> None:
+    left, top, right, bottom = box
     for colour, width in (("black", 3.0), (MARK, 1.5)):
         ax.add_patch(
             Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor=colour, linewidth=width)

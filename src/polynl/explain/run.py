@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
-from polynl.data.classification import UnreadableImageError, read_for_detector
+from polynl.data.classification import UnreadableImageError, read_for_detector, read_image
 from polynl.data.image_files import check_originals_stay, image_files, names_apart
 from polynl.errors import RunStoppedError, SettingsError
 from polynl.explain.looking import Answer, Question, answer
@@ -27,16 +27,21 @@ def run_explain(
     images = image_files(paths)
     names = names_apart(images)
     check_originals_stay(images, [out / f"{name}-{kind}.png" for name in names for kind in FIGURES])
-    _check_block(subjects, question)
+    _check_options(subjects, question)
     make_folder(out)
+    # Only detectors cannot do with thin images.
+    read = read_for_detector if any(subject.detects for subject in subjects) else read_image
     answers: list[list[Answer]] = []
     for path, name in zip(images, names, strict=True):
         try:
-            image = read_for_detector(path, upright=True)
+            image = read(path, upright=True)
         except UnreadableImageError as error:
             console.print(escape(f"skipped: {error}"), highlight=False, soft_wrap=True)
             continue
-        answers.append([answer(subject, image, question) for subject in subjects])
+        try:
+            answers.append([answer(subject, image, question) for subject in subjects])
+        except SettingsError as error:
+            raise SettingsError(f"{path}: {error}") from error
         written = _draw(answers[-1], out, name)
         _tell(path, answers[-1], written, console)
     if len(answers) < len(images):
@@ -54,10 +59,16 @@ def on_device(subjects: Sequence[Subject], device: str) -> None:
         subject.model.to(where)
 
 
-def _check_block(subjects: Sequence[Subject], question: Question) -> None:
+def _check_options(subjects: Sequence[Subject], question: Question) -> None:
+    """Raise a SettingsError for an option that none of the networks can take."""
+    names = ", ".join(subject.name for subject in subjects)
     if question.block is not None and all(subject.block is None for subject in subjects):
+        raise SettingsError(f"--block {question.block}: no block is in {names}.")
+    if question.target is not None and all(subject.detects for subject in subjects):
+        raise SettingsError(f"--target {question.target}: {names} finds boxes; --detection chooses one.")
+    if question.detection is not None and not any(subject.detects for subject in subjects):
         raise SettingsError(
-            f"--block {question.block}: no block is in {', '.join(subject.name for subject in subjects)}."
+            f"--detection {question.detection}: {names} finds no boxes; --target is for classes."
         )
 
 
@@ -76,7 +87,7 @@ def _draw(answers: Sequence[Answer], out: Path, name: str) -> list[Path]:
 
 def _tell(path: Path, answers: Sequence[Answer], written: Sequence[Path], console: Console) -> None:
     for found in answers:
-        parts = [f"{path}: {found.subject.name} says {found.said}", *found.remarks]
+        parts = [f"{path}: {found.title}: {found.said}", *found.remarks]
         if found.norms is not None and not found.norms.y.any():
             parts.append("its block adds nothing: it is new, or was not trained")
         console.print(escape("; ".join(parts)), highlight=False, soft_wrap=True)

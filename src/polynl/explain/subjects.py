@@ -26,9 +26,6 @@ from polynl.tasks.classification import Classification
 from polynl.tasks.face_detection import FACE, FaceDetection
 from polynl.train.trained import model_in, recipe_for, task_for
 
-# Of `polynl explain`: what a mistyped key of a recipe may mean.
-OPTIONS = ("checkpoint", "recipe", "out", "target", "position", "detection", "block", "layer")
-
 
 @dataclass(frozen=True)
 class Subject:
@@ -56,10 +53,10 @@ class Subject:
 
 
 def subjects_of(
-    checkpoints: Sequence[Path], recipe: str | None = None, keys: Sequence[str] = ()
+    checkpoints: Sequence[Path], recipe: str | None, keys: Sequence[str], options: Sequence[str]
 ) -> list[Subject]:
     """See `subject_of`; those of one name are told apart by the folders that theirs are in."""
-    subjects = [subject_of(path, recipe, keys) for path in checkpoints]
+    subjects = [subject_of(path, recipe, keys, options) for path in checkpoints]
     names = [subject.name for subject in subjects]
     return [
         subject if names.count(subject.name) == 1 else replace(subject, name=_longer_name(path))
@@ -72,9 +69,11 @@ def _longer_name(checkpoint: Path) -> str:
     return f"{folder.parent.name}/{folder.name}/{checkpoint.name}"
 
 
-def subject_of(checkpoint: Path, recipe: str | None = None, keys: Sequence[str] = ()) -> Subject:
+def subject_of(
+    checkpoint: Path, recipe: str | None = None, keys: Sequence[str] = (), options: Sequence[str] = ()
+) -> Subject:
     """The network in a checkpoint, by the recipe beside it unless one is named; keys as of `polynl train`."""
-    settings = recipe_for(checkpoint, recipe, keys, OPTIONS)
+    settings = recipe_for(checkpoint, recipe, keys, options)
     task = task_for(checkpoint, settings)
     model = model_in(checkpoint, settings, task, torch.device("cpu"))
     name, labels = checkpoint.resolve().parent.name, task.labels()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -14,10 +13,13 @@ from torch import Tensor, nn
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 from polynl.blocks.base import Block
+from polynl.errors import near_matches
 from polynl.models.insert import at_rest, inserted
 
 Images = Tensor | Sequence[Tensor]
 Box = tuple[float, float, float, float]
+# A point x, y or a box left, top, right, bottom in pixels.
+Spot = tuple[float, float] | Box
 
 
 @dataclass(frozen=True)
@@ -186,8 +188,7 @@ def block_of(model: nn.Module, name: str | None = None) -> str:
         return next(iter(blocks))
     if name in blocks or name in places:
         return name if name in blocks else places[name]
-    near = difflib.get_close_matches(name, [*blocks, *places], n=1)
-    hint = f" Perhaps you meant {near[0]}." if near else ""
+    hint = near_matches(name, [*blocks, *places])
     raise ValueError(f"no block is called {name!r}.{hint} There are: {', '.join(blocks)}")
 
 

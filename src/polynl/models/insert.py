@@ -316,9 +316,10 @@ def _looks_channels_last(shape: torch.Size, spatial: torch.Size) -> bool:
     """Tokens (b, n, c) of an image, or a map that keeps the input's proportions one axis too early."""
     if len(spatial) < 2 or len(shape) != len(spatial) + 2:
         return len(spatial) > 1 and len(shape) == 3
-    return _proportional(shape[-3:-1], spatial[-2:]) and not _proportional(shape[-2:], spatial[-2:])
+    return proportional(shape[-3:-1], spatial[-2:]) and not proportional(shape[-2:], spatial[-2:])
 
 
-def _proportional(sizes: Sequence[int], spatial: Sequence[int]) -> bool:
+def proportional(sizes: Sequence[int], spatial: Sequence[int]) -> bool:
+    """Whether a map of two sizes can be of an image of two: strides and rounding keep proportions."""
     # Strides round each size by up to one, which moves the cross product by up to the sum of both.
     return abs(sizes[0] * spatial[1] - sizes[1] * spatial[0]) <= sum(spatial)
