@@ -103,6 +103,65 @@ def test_what_cannot_be_compared_is_another_study(tmp_path: Path) -> None:
     ]
 
 
+SMALL = {"arch": "small_resnet", "arch_options": {"width": 4}}
+SCENES = {"source": "scenes"}
+IMAGES = {"source": "image_folder", "root": "data"}
+COCO = {"source": "coco", "root": "data"}
+FACES = {"source": "wider_face", "root": "data"}
+
+
+@pytest.mark.parametrize(
+    ("task", "part", "content", "change"),
+    [
+        ("classification", "model", {"arch": "resnet18"}, {"arch": "resnet34"}),
+        ("classification", "model", SMALL, {"arch_options": {"width": 8}}),
+        ("classification", "data", SCENES, {"size": 24}),
+        ("classification", "data", SCENES, {"difficulty": "hard"}),
+        ("classification", "data", SCENES, {"val_images": 12}),
+        ("classification", "data", SCENES, {"seed": 1}),
+        ("classification", "data", IMAGES, {"root": "more/data"}),
+        ("classification", "data", IMAGES, {"val": "test"}),
+        ("instance_segmentation", "data", COCO, {"categories": ["cat"]}),
+        ("face_detection", "data", FACES, {"ground_truth": "truth"}),
+    ],
+)
+def test_another_network_or_other_images_are_another_study(
+    task: str, part: str, content: dict[str, object], change: dict[str, object], tmp_path: Path
+) -> None:
+    """Also where nothing else is different, and the block is the same."""
+    folders = [
+        written(tmp_path / name, ROWS, f"--{part}", json.dumps(given), task=task)
+        for name, given in (("a", content), ("b", content | change))
+    ]
+    first, second = gathered(folders).studies
+    assert [len(study.variants) for study in (first, second)] == [1, 1]
+    assert first.title != second.title
+
+
+def test_the_order_of_options_is_no_difference(tmp_path: Path) -> None:
+    options = ("{depth: 1, width: 8}", "{width: 8, depth: 1}")
+    folders = [
+        written(tmp_path / f"{place}", ROWS, "--model.arch-options", given, "--seed", f"{place}")
+        for place, given in enumerate(options)
+    ]
+    (study,) = gathered(folders).studies
+    (variant,) = study.variants
+    assert [training.seed for training in variant.trainings] == [0, 1]
+
+
+def test_studies_of_one_title_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    small = [written(tmp_path / f"small{seed}", ROWS, "--seed", f"{seed}") for seed in range(5)]
+    large = written(tmp_path / "large", ROWS, "--data.size", "24")
+    longer = written(tmp_path / "longer", ROWS, "--epochs", "3", "--data.size", "24", "--data.seed", "1")
+    results = reproduced(tmp_path / "results", [outcome("none", ROWS), outcome("tesa", ROWS)])
+    assert [study.title for study in gathered([*small, large, longer, results]).studies] == [
+        f"Small ResNet on scenes, 2 epochs: {results}",
+        f"Small ResNet on scenes, 2 epochs: {small[0]}, {small[1]}, {small[2]} and 2 more",
+        f"Small ResNet on scenes, 2 epochs: {large}",
+        "Small ResNet on scenes, 3 epochs",
+    ]
+
+
 def test_a_reproduction(tmp_path: Path) -> None:
     outcomes = [outcome("none", ROWS, ROWS), outcome("tesa", ROWS, ROWS, forward_seconds=3.0)]
     folder = reproduced(tmp_path / "results", outcomes, quick=True)
@@ -166,10 +225,17 @@ def test_folders_without_results(tmp_path: Path) -> None:
         ("metrics.json", "[{", "is no JSON, or not all of it"),
         ("metrics.json", '[{"loss": 1}]', "KeyError('epoch')"),
         ("metrics.json", "[1]", "TypeError"),
+        ("metrics.json", "{}", "expected a list, got dict"),
+        ("metrics.json", '[{"epoch": NaN, "seconds": 1}]', "has no rows of figures"),
+        ("metrics.json", '[{"epoch": Infinity, "seconds": 1}]', "has no rows of figures"),
+        ("metrics.json", '[{"epoch": "x", "seconds": 1}]', "has no rows of figures"),
         ("recipe.yaml", "a: [", "cannot be read: line 1"),
         ("recipe.yaml", "task: chess", "task must be one of"),
         ("environment.json", "{", "is no JSON, or not all of it"),
         ("environment.json", "[]", "has no environment as `polynl train` writes it"),
+        ("environment.json", "3", "has no environment as `polynl train` writes it"),
+        ("environment.json", '{"variables": 3}', "variables=3: expected an object"),
+        ("environment.json", '{"command": [1]}', "command=[1]: expected a string"),
         ("results.json", "{", "is no JSON, or not all of it"),
         ("results.json", "[]", "is not of this version of polynl"),
         (
@@ -185,8 +251,9 @@ def test_damaged_files(name: str, text: str, message: str, tmp_path: Path) -> No
     folder = damaged(written(tmp_path / "a", ROWS), name, text)
     with pytest.raises(SettingsError) as caught:
         gathered([folder])
-    assert str(folder) in str(caught.value)
+    assert str(folder / name) in str(caught.value)
     assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("missing", ["block", "epochs", "forward_seconds"])
@@ -201,3 +268,45 @@ def test_results_of_another_version(missing: str, tmp_path: Path) -> None:
     assert f"is not of this version of polynl: KeyError('{missing}')" in said
     assert "`polynl reproduce --resume`" in said
     assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "message"),
+    [
+        (["environment"], None, "environment=None: expected an object"),
+        (["command"], [1], "command=[1]: expected a string"),
+        (["recipe", "task"], "foo", "task='foo': expected one of classification, "),
+        (["recipe", "model", "arch"], "", "IndexError"),
+        (["outcomes"], {}, "there are no outcomes"),
+        (["outcomes", 0, "epochs"], {}, "a training of none has no epoch"),
+        (["outcomes", 0, "epochs", "0"], [], "a training of none has no epoch"),
+        (["outcomes", 0, "epochs", "0"], {}, "expected a list, got dict"),
+        (["outcomes", 0, "forward_seconds"], 0, "'forward_seconds': 0.0"),
+        (["outcomes", 0, "forward_seconds"], -1, "'forward_seconds': -1.0"),
+        (["outcomes", 0, "training_seconds"], float("nan"), "'training_seconds': nan"),
+        (["outcomes", 0, "parameters"], float("inf"), "'parameters': inf"),
+        (["outcomes", 0, "parameters"], 10**400, "OverflowError"),
+    ],
+)
+def test_damaged_results(keys: list[str | int], value: object, message: str, tmp_path: Path) -> None:
+    folder = reproduced(tmp_path / "results", [outcome("none", ROWS)])
+    content = inner = json.loads((folder / "results.json").read_text())
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    damaged(folder, "results.json", json.dumps(content))
+    with pytest.raises(SettingsError) as caught:
+        gathered([folder])
+    said = str(caught.value)
+    assert said.startswith(f"{folder / 'results.json'} is not of this version of polynl: ")
+    assert message in said
+    assert "\n" not in said
+
+
+def test_a_benchmark_of_no_machine(tmp_path: Path) -> None:
+    results = layers()
+    results.environment = {"variables": 3}
+    results.save(tmp_path / "layers.json")
+    with pytest.raises(SettingsError, match=r"is not the JSON of a benchmark: .*variables=3") as caught:
+        gathered([tmp_path])
+    assert str(tmp_path / "layers.json") in str(caught.value)

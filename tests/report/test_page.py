@@ -152,6 +152,16 @@ def test_what_could_not_be_made_is_said(tmp_path: Path) -> None:
         assert "No pictures of Poly-NL: the weights are gone." in told.said(section)
 
 
+def test_scores_are_of_the_epochs_that_were_scored(tmp_path: Path) -> None:
+    """With `evaluate_every` 2, in the fifth epoch of a training that goes on."""
+    rows = [row(epoch) | ({} if epoch % 2 else {"top1": 10.0 * epoch}) for epoch in range(1, 6)]
+    found = gathered([written(tmp_path / "a", rows, "--evaluate-every", "2", "--epochs", "9")])
+    told = paged(found)
+    assert "Scores after the epochs that were scored, and the loss of every epoch" in told.said("curves")
+    assert "after the last epoch that was scored" in told.said("accuracy")
+    assert "Poly-NL 40.0" in told.said("accuracy")
+
+
 def test_two_benchmarks_are_told_apart() -> None:
     told = paged(bench(layers(), layers(), networks(), networks()))
     for name, section in (("folder0", "efficiency"), ("folder1", "efficiency"), ("folder3", "networks")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,9 @@ from polynl.explain import feature_norms
 from polynl.explain.subjects import subject_of
 from polynl.report import chart
 from polynl.report.gather import gathered
-from polynl.report.pictures import Pictures, pictures_of
-from polynl.train.recipe_file import load_recipe
+from polynl.report.images import SMALL
+from polynl.report.pictures import LARGE_IMAGES, Pictures, answer, pictures_of
+from polynl.train.recipe_file import load_recipe, to_yaml
 
 
 def made(*folders: Path) -> Pictures:
@@ -127,6 +129,24 @@ def test_a_detector_that_finds_nothing_says_so(blind: Path) -> None:
     assert not pictures.missing
 
 
+def test_a_block_without_norms_has_no_empty_grid(reproduction: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polynl.report.pictures.answer", lambda *asked: replace(answer(*asked), norms=None))
+    pictures = made(reproduction)
+    assert pictures.grad_cam is not None
+    assert pictures.norms == []
+
+
+def test_of_large_images_only_some_have_influence_maps(tmp_path: Path) -> None:
+    """They take long, and the rest does not."""
+    sizes = ("--data.size", f"{SMALL + 1}", "--data.images", "8", "--data.val-images", "5", "--epochs", "1")
+    pictures = made(trained(tmp_path / "large", *sizes))
+    assert pictures.influence is not None
+    assert LARGE_IMAGES == len(pictures.influence["images"]) == 2
+    assert [len(block["maps"]) for block in pictures.influence["blocks"]] == [2]
+    assert pictures.grad_cam is not None
+    assert len(pictures.grad_cam.rows) == len(pictures.norms[0].rows) == 5
+
+
 def test_a_network_without_a_block_has_grad_cam_only(reproduction: Path) -> None:
     pictures = made(reproduction / "none-seed0")
     assert pictures.grad_cam is not None
@@ -199,5 +219,32 @@ def test_images_that_are_gone_or_unreadable(photos: tuple[Path, Path], tmp_path:
     assert "0.png" in stopped.missing[0]
     (run / "recipe.yaml").write_text(text.replace("on_bad_image: stop", "on_bad_image: skip"))
     assert made(run).missing == ["Poly-NL: there is no image that can be read."]
+    for file in data.rglob("val/*/*.png"):
+        file.unlink()
+    (none,) = made(run).missing
+    assert none.startswith("Poly-NL: data.root: Found no valid file")
+    shutil.rmtree(data / "val")
+    assert made(run).missing == [f"Poly-NL: data.root: {data} has no folder 'val'."]
     shutil.rmtree(data)
-    assert made(run).missing[0].startswith(f"Poly-NL: data.root: there is no folder {data}")
+    assert made(run).missing == [f"Poly-NL: data.root: there is no folder {data}."]
+
+
+@pytest.mark.parametrize("task", ["classification", "face_detection"])
+def test_a_folder_named_from_where_it_was_trained(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What can be done about it is not what `polynl train` would say: a report takes no keys."""
+    source = {"classification": "image_folder", "face_detection": "wider_face"}[task]
+    run = trained(tmp_path / "run", "--epochs", "1", task=task)
+    recipe = load_recipe(run / "recipe.yaml", ("--data", f"{{source: {source}, root: below}}"))
+    (run / "recipe.yaml").write_text(to_yaml(recipe))
+    monkeypatch.chdir(tmp_path)
+    assert made(run).missing == [
+        "Poly-NL: data.root: there is no folder below: "
+        "run polynl report in the folder that it was trained in."
+    ]
+    (tmp_path / "below").mkdir()
+    (missing,) = made(run).missing
+    assert "there is no folder below/WIDER_val/images." in missing or "has no folder 'val'." in missing
+    assert "--" not in missing
+    assert "run polynl report" not in missing

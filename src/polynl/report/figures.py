@@ -36,7 +36,7 @@ class Figure:
 
 
 def curves(study: Study) -> Figure:
-    """The deciding scores and the loss after every epoch, the mean over seeds and their range."""
+    """The deciding scores and the loss along the epochs, the mean over seeds and their range."""
     drawn = {score: f"{heading}, %" for score, heading in study.scores().items() if _headline(study, score)}
     charts = []
     for score, y_label in {**drawn, "loss": "loss in training"}.items():

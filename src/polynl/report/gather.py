@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ EXPECTED = (
     f"or of `polynl bench` ({' or '.join(BENCHES)})"
 )
 COSTS = ("parameters", "multiply_adds", "forward_seconds", "training_seconds")
+# Of folders in a title.
+NAMES = 4
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,8 @@ class Study:
     task: str
     variants: Sequence[Variant]
     note: str = ""
+    folders: Sequence[Path] = ()
+    """As given."""
 
     def scores(self) -> dict[str, str]:
         """The task's scores that were computed, with their headings."""
@@ -111,6 +117,14 @@ class Origin:
     what: str
     command: str
     environment: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.command, str):
+            raise TypeError(f"command={self.command!r}: expected a string")
+        if not isinstance(self.environment, dict):
+            raise TypeError(f"environment={self.environment!r}: expected an object")
+        if not isinstance(variables := self.environment.get("variables", {}), dict):
+            raise TypeError(f"variables={variables!r}: expected an object")
 
 
 @dataclass
@@ -138,7 +152,24 @@ def gathered(folders: Sequence[Path]) -> Gathered:
             else:
                 _add_bench(found, folder / kind, str(folder))
     found.studies += _studies(trained)
+    found.studies = _told_apart(found.studies)
     return found
+
+
+def few(names: Sequence[object]) -> str:
+    """All of a few, or the first and how many there are more."""
+    if len(names) <= NAMES:
+        return ", ".join(map(str, names))
+    return f"{', '.join(map(str, names[: NAMES - 1]))} and {len(names) - NAMES + 1} more"
+
+
+@contextmanager
+def _reading(file: Path, wrong: str, remedy: str = "") -> Iterator[None]:
+    """A SettingsError in place of what is raised where a file holds something else than expected."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        raise SettingsError(f"{file} {wrong}: {error!r}{remedy}.") from None
 
 
 def _kinds(folder: Path) -> Iterator[str]:
@@ -162,20 +193,20 @@ def _wrong_with(folder: Path) -> str:
 
 def _add_reproduction(found: Gathered, folder: Path) -> None:
     content = read_json(folder / RESULTS)
-    try:
+    remedy = "; make it again by `polynl reproduce --resume`"
+    with _reading(folder / RESULTS, "is not of this version of polynl", remedy):
         variants = [_outcome(folder, outcome, content["recipe"]) for outcome in content["outcomes"]]
         recipe, quick = content["recipe"], content["quick"]
-        found.origins.append(Origin("polynl reproduce", content["command"], content["environment"]))
         title, task = _title([recipe]), recipe["task"]
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise SettingsError(
-            f"{folder / RESULTS} is not of this version of polynl: {error!r}; make it again by "
-            "`polynl reproduce --resume`."
-        ) from None
+        if task not in PAPER:
+            raise ValueError(f"task={task!r}: expected one of {', '.join(PAPER)}")
+        if not variants:
+            raise ValueError("there are no outcomes")
+        found.origins.append(Origin("polynl reproduce", content["command"], content["environment"]))
     note = (
         "Made with --quick: there was no time to learn, and these accuracies mean nothing." if quick else ""
     )
-    found.studies.append(Study(title, task, variants, note))
+    found.studies.append(Study(title, task, variants, note, [folder]))
     if (folder / LAYERS / BENCHES[0]).is_file():
         _add_bench(found, folder / LAYERS / BENCHES[0], str(folder / LAYERS))
 
@@ -187,14 +218,19 @@ def _outcome(folder: Path, outcome: Mapping[str, Any], recipe: Mapping[str, Any]
         Training(folder / f"{block}-seed{seed}", int(seed), _epochs(rows))
         for seed, rows in outcome["epochs"].items()
     ]
+    if not trainings or not all(training.rows for training in trainings):
+        raise ValueError(f"a training of {block} has no epoch")
     costs = {name: float(outcome[name]) for name in COSTS}
+    if not all(0 < cost < math.inf for cost in costs.values()):
+        raise ValueError(f"costs of {block}: {costs}")
     return Variant(row, row_label(row), recipe, trainings, costs)
 
 
 def _add_bench(found: Gathered, file: Path, name: str) -> None:
     results = Results.load(file)
     found.benches.append((name, results))
-    found.origins.append(Origin(f"polynl bench {results.kind}", results.command, results.environment))
+    with _reading(file, "is not the JSON of a benchmark"):
+        found.origins.append(Origin(f"polynl bench {results.kind}", results.command, results.environment))
 
 
 Trained = tuple[dict[str, Any], Training]
@@ -208,26 +244,25 @@ def _training(found: Gathered, folder: Path) -> Trained:
     except (OSError, ValueError) as error:
         raise SettingsError(f"{file} cannot be read: {error}") from None
     recipe = recipe_of(content, str(file))
-    metrics = folder / f"{METRICS}.json"
-    try:
-        rows = _epochs(read_json(metrics))
-    except (KeyError, TypeError) as error:
-        raise SettingsError(
-            f"{metrics} has no rows of figures as `polynl train` writes: {error!r}."
-        ) from None
+    file = folder / f"{METRICS}.json"
+    figures = read_json(file)
+    with _reading(file, "has no rows of figures as `polynl train` writes"):
+        rows = _epochs(figures)
     if not rows:
-        raise SettingsError(f"{folder}: no epoch of the training has finished yet; report it later.")
-    if (folder / ENVIRONMENT).is_file():
-        environment = read_json(folder / ENVIRONMENT)
-        if not isinstance(environment, dict):
-            raise SettingsError(f"{folder / ENVIRONMENT} has no environment as `polynl train` writes it.")
-        command = environment.pop("command", "polynl train")
-        found.origins.append(Origin(str(folder), command, environment))
+        raise SettingsError(f"{file}: no epoch of the training has finished yet; report it later.")
+    file = folder / ENVIRONMENT
+    if file.is_file():
+        environment = read_json(file)
+        with _reading(file, "has no environment as `polynl train` writes it"):
+            command = environment.pop("command", "polynl train")
+            found.origins.append(Origin(str(folder), command, environment))
     return recipe.model_dump(mode="json"), Training(folder, recipe.seed, rows)
 
 
-def _epochs(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _epochs(rows: Any) -> list[dict[str, Any]]:
     """The rows, each with its epoch and the seconds that it took."""
+    if not isinstance(rows, list):
+        raise TypeError(f"expected a list, got {type(rows).__name__}")
     return [{**row, "epoch": int(row["epoch"]), "seconds": float(row["seconds"])} for row in rows]
 
 
@@ -237,7 +272,16 @@ def _studies(trained: Sequence[Trained]) -> Iterator[Study]:
         compared = _groups([entry for entry in trained if entry[0]["task"] == task], _compared)
         for alike in compared:
             variants = _labelled([_variant(group) for group in _groups(alike, _learns)])
-            yield Study(_title([variant.recipe for variant in variants]), task, variants)
+            folders = [training.folder for _, training in alike]
+            yield Study(_title([v.recipe for v in variants]), task, variants, folders=folders)
+
+
+def _told_apart(studies: Sequence[Study]) -> list[Study]:
+    """Those of one title by their folders: a title does not say all that keeps them apart."""
+    titles = [study.title for study in studies]
+    return [
+        s if titles.count(s.title) == 1 else replace(s, title=f"{s.title}: {few(s.folders)}") for s in studies
+    ]
 
 
 def _learns(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,15 +289,16 @@ def _learns(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in recipe.items() if key != "seed" and key not in HARMLESS}
 
 
-def _compared(recipe: Mapping[str, Any]) -> tuple[Any, ...]:
-    return _network(recipe), recipe["data"]["source"], recipe["data"].get("root")
+def _compared(recipe: Mapping[str, Any]) -> list[Any]:
+    """What a study's trainings share: the network that blocks are put into, and the images."""
+    return [recipe["model"]["arch"], recipe["model"]["arch_options"], recipe["data"]]
 
 
 def _groups(trained: Sequence[Trained], key: Callable[[dict[str, Any]], Any]) -> list[list[Trained]]:
     """Those with equal keys together, in the order in which they come."""
     groups: dict[str, list[Trained]] = {}
     for recipe, training in trained:
-        groups.setdefault(repr(key(recipe)), []).append((recipe, training))
+        groups.setdefault(json.dumps(key(recipe), sort_keys=True), []).append((recipe, training))
     return list(groups.values())
 
 

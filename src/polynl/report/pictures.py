@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -80,7 +82,7 @@ def pictures_of(study: Study) -> Pictures:
     for variant in study.variants:
         try:
             subject = _subject(variant)
-            samples = samples or _samples(subject)
+            samples = samples or _samples(subject, variant.recipe["data"].get("root"))
             answers = [answer(subject, sample.image, Question()) for sample in samples]
             looked.append(_Looked(variant, subject, answers))
         except (SettingsError, RunStoppedError, OSError) as error:
@@ -90,7 +92,7 @@ def pictures_of(study: Study) -> Pictures:
         with_block = [one for one in looked if one.subject.block is not None]
         # The page opens with the block that it is about.
         with_block.sort(key=lambda one: one.variant.row != "poly_nl")
-        pictures.norms = [_norms(one, samples) for one in with_block]
+        pictures.norms = [grid for one in with_block if (grid := _norms(one, samples)).rows]
         pictures.influence = _influence(with_block, samples, pictures.without_influence)
     return pictures
 
@@ -104,19 +106,29 @@ def _subject(variant: Variant) -> Subject:
     return replace(subject_of(weights), view=as_it_is)
 
 
-def _samples(subject: Subject) -> list[_Sample]:
+def _samples(subject: Subject, root: str | None) -> list[_Sample]:
     """Images spread over those that are scored on, which folders have sorted by class."""
     task = subject.task
     assert task is not None, "the network of a run has one"
-    task.check(training=False)
-    images = task.val_set()
-    last = len(images) - 1
-    places = dict.fromkeys(round(k * last / (IMAGES - 1)) for k in range(IMAGES) if last >= 0)
+    try:
+        task.check(training=False)
+        images = task.val_set()
+    except SettingsError as error:
+        raise SettingsError(_without_images(str(error), root)) from None
+    places = dict.fromkeys(round(k * (len(images) - 1) / (IMAGES - 1)) for k in range(IMAGES))
     entries = [(place, images[place]) for place in places]
     found = [_sample(subject, place, *entry) for place, entry in entries if isinstance(entry, tuple)]
     if not found:
         raise SettingsError("there is no image that can be read.")
     return found
+
+
+def _without_images(error: str, root: str | None) -> str:
+    """What is wrong with the data, without the keys of recipes to give instead: a report takes none."""
+    wrong = re.split(r" Give yours|\n", error)[0]
+    if root is None or Path(root).is_absolute() or Path(root).is_dir():
+        return wrong
+    return f"{wrong.rstrip('.')}: run polynl report in the folder that it was trained in."
 
 
 def _sample(subject: Subject, place: int, image: Tensor, target: Any) -> _Sample:

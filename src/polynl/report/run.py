@@ -12,14 +12,12 @@ from rich.markup import escape
 
 from polynl.errors import SettingsError
 from polynl.files import write_atomically
-from polynl.report.gather import EXPECTED, Gathered, gathered
+from polynl.report.gather import EXPECTED, Gathered, few, gathered
 from polynl.report.page import page
 from polynl.report.pictures import Pictures, pictures_of
 from polynl.train.evaluation import check_destination
 
 REPORT = "report.html"
-# Of folders in a title.
-NAMES = 4
 
 
 def run_report(runs: Sequence[Path], out: Path, console: Console) -> Path:
@@ -29,7 +27,7 @@ def run_report(runs: Sequence[Path], out: Path, console: Console) -> Path:
     check_destination(out, "file", "--out")
     found = gathered(runs)
     pictures = _pictures(found, console)
-    title = found.studies[0].title if len(found.studies) == 1 else _names(runs)
+    title = found.studies[0].title if len(found.studies) == 1 else few([run.resolve().name for run in runs])
     text = page(found, pictures, title, shlex.join(["polynl", *sys.argv[1:]]))
     write_atomically(out, text)
     size = f"{len(text.encode()) / 1e6:.2f} MB"
@@ -37,14 +35,6 @@ def run_report(runs: Sequence[Path], out: Path, console: Console) -> Path:
         escape(f"The report is in {out} ({size}): open it in a browser."), highlight=False, soft_wrap=True
     )
     return out
-
-
-def _names(runs: Sequence[Path]) -> str:
-    """All of a few, or the first and how many there are more."""
-    names = [run.resolve().name for run in runs]
-    if len(names) <= NAMES:
-        return ", ".join(names)
-    return f"{', '.join(names[: NAMES - 1])} and {len(names) - NAMES + 1} more"
 
 
 def _pictures(found: Gathered, console: Console) -> list[Pictures]:
