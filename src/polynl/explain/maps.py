@@ -52,8 +52,7 @@ def influence_maps(model: nn.Module, image: Tensor, *, block: str | None = None)
 
 
 def _spots(spot: Spot | Sequence[Spot] | Tensor, images: int) -> Sequence[Spot]:
-    given: Any = spot.tolist() if isinstance(spot, Tensor) else spot
-    given = [entry.tolist() if isinstance(entry, Tensor) else entry for entry in given]
+    given: list[Any] = [entry.tolist() if isinstance(entry, Tensor) else entry for entry in spot]
     each = len(given) == 0 or isinstance(given[0], Sequence)
     spots: Any = [tuple(entry) for entry in given] if each else [tuple(given)] * images
     if len(spots) != images or any(len(entry) not in (2, 4) for entry in spots):
