@@ -28,10 +28,10 @@ from polynl.bench.cases import BY_NAME, REFERENCE, Shape, randomised
 from polynl.bench.measure import Step, Task, fitted_exponent, interleaved_seconds, task, timed
 from polynl.bench.memory import peak_bytes
 from polynl.bench.networks import NETWORKS
-from polynl.bench.report import counted
 from polynl.environment import environment
 from polynl.files import write_atomically
 from polynl.functional.poly_nl import FORMS
+from polynl.results.tables import counted
 
 Group = Literal["forward", "training", "direct", "auto", "memory", "exponent", "peers", "resnet"]
 GROUPS: dict[Group, str] = {

@@ -6,7 +6,7 @@ import torch
 from torchvision.transforms.v2.functional import to_pil_image
 from torchvision.utils import draw_bounding_boxes, make_grid
 
-from polynl.data.face_scenes import FaceScenes
+from polynl.tasks.face_detection.scenes import FaceScenes
 
 SIZE = 224
 scenes = FaceScenes(40, size=SIZE, split="val", seed=3, training=True)

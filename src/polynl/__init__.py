@@ -13,7 +13,7 @@ from polynl.blocks import (
     build_block,
 )
 from polynl.blocks.peers import load_peer
-from polynl.models.insert import insert, inserted, remove
+from polynl.insertion import insert, inserted, remove
 
 __version__ = "0.1.0"
 

@@ -142,10 +142,10 @@ class EvaluateFaces:
     """Score those images that there are predictions of, instead of asking for all."""
 
     def run(self, console: Console) -> None:
-        """See :func:`polynl.metrics.wider_face.wider_face_evaluation`."""
-        from polynl.metrics.wider_face import wider_face_evaluation
-        from polynl.metrics.wider_face_files import read_ground_truth, read_predictions
-        from polynl.metrics.wider_face_plots import draw_curves
+        """See :func:`polynl.tasks.face_detection.metric.wider_face_evaluation`."""
+        from polynl.tasks.face_detection.curves import draw_curves
+        from polynl.tasks.face_detection.files import read_ground_truth, read_predictions
+        from polynl.tasks.face_detection.metric import wider_face_evaluation
         from polynl.train.evaluation import check_destination
 
         check_destination(self.curves, "file", "--curves")
@@ -237,9 +237,9 @@ class Explain:
 
     def run(self, console: Console) -> None:
         """See :func:`polynl.explain.run.run_explain`."""
-        from polynl.explain.looking import Question
+        from polynl.explain.explanation import Question
+        from polynl.explain.networks import subject_named, subjects_of
         from polynl.explain.run import on_device, run_explain
-        from polynl.explain.subjects import subject_named, subjects_of
 
         self._check()
         subjects = subjects_of(self.checkpoint, self.recipe, self.keys, _options(self))

@@ -22,9 +22,19 @@ class RunStoppedError(RuntimeError):
 
 
 def near_matches(word: str, choices: Iterable[str]) -> str:
-    """ " Perhaps you meant …", or nothing where nothing is near."""
+    """ " Did you mean …?", or nothing if nothing is near."""
     near = difflib.get_close_matches(word, list(choices), n=3, cutoff=0.5)
-    return f" Perhaps you meant {' or '.join(near)}." if near else ""
+    return f" Did you mean {' or '.join(near)}?" if near else ""
+
+
+def shortened(names: Sequence[object], most: int = 3) -> str:
+    """All of a few names, or the first and how many there are more.
+
+    >>> shortened("abc"), shortened("abcde")
+    ('a, b, c', 'a, b, c and 2 more')
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
 
 
 def chosen(names: Iterable[str], choices: Sequence[str], kind: str) -> list[str]:

@@ -22,10 +22,10 @@ from polynl.bench.detectors import (
 )
 from polynl.bench.measure import task
 from polynl.bench.networks import NETWORKS, run_networks
-from polynl.bench.results import Point
 from polynl.bench.settings import NetSettings
 from polynl.errors import SettingsError
 from polynl.models.placements import PLACEMENTS
+from polynl.results.benchmark import Point
 
 NAME = "mask_rcnn_resnet18"
 NARROW = partial(mask_rcnn_detector, "resnet18", fpn_channels=16, box_width=16, mask_widths=(8,))
@@ -65,7 +65,7 @@ def test_a_run_counts_and_measures(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arch", ["resnet18", "resnet50"])
 def test_a_network_of_that_name_is_the_detector(arch: str) -> None:
-    from polynl.models.detectors import mask_rcnn
+    from polynl.tasks.instance_segmentation.model import mask_rcnn
 
     with torch.device("meta"):
         model = NETWORKS[f"mask_rcnn_{arch}"].build(None, "res4", 64)
@@ -112,7 +112,7 @@ def test_low_precision(dtype: torch.dtype, images: Tensor) -> None:
 def test_only_the_backbone_is_compiled() -> None:
     compiled: list[tuple[str, bool]] = []
 
-    class Part(nn.Module):
+    class Config(nn.Module):
         def compile(self, *, dynamic: bool) -> None:
             compiled.append((self.name, dynamic))
 
@@ -120,8 +120,8 @@ def test_only_the_backbone_is_compiled() -> None:
             super().__init__()
             self.name = name
 
-    model = Part("detector")
-    model.backbone = Part("backbone")
+    model = Config("detector")
+    model.backbone = Config("backbone")
     Detector(model).compile(dynamic=False)
     assert compiled == [("backbone", False)]
 

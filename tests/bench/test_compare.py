@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from polynl.bench.compare import Change, changes, run_compare
-from polynl.bench.results import Measurement, Point, Results
 from polynl.errors import SettingsError
+from polynl.results.benchmark import Measurement, Point, Results
 
 POINT = Point("forward", 1, 8, 4)
 OLD = (1.0, 1.1, 1.2, 1.3, 1.4)

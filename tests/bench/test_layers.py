@@ -20,10 +20,10 @@ from polynl.bench.cases import CASES, PEERS
 from polynl.bench.layers import layer_points, run_layers, selected_cases
 from polynl.bench.measure import Step, Task, task
 from polynl.bench.plots import STYLES, layer_figure
-from polynl.bench.report import duration, exponent, skipped_lines, sweep
-from polynl.bench.results import Results
 from polynl.bench.settings import LayerSettings
 from polynl.errors import SettingsError
+from polynl.results.benchmark import Results
+from polynl.results.tables import duration, exponent, skipped_lines, sweep
 
 TINY = LayerSettings(
     blocks=("poly_nl", "non_local"), channels=(4, 8), at_side=4, sides=(4, 6, 8), at_channels=8, runs=3

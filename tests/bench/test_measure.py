@@ -17,7 +17,7 @@ from polynl.bench.measure import (
     task,
     timed,
 )
-from polynl.bench.results import Measurement, Point
+from polynl.results.benchmark import Measurement, Point
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 12])

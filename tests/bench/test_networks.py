@@ -9,9 +9,9 @@ import torch
 from rich.console import Console
 
 from polynl.bench.networks import NETWORKS, run_networks, selected_variants
-from polynl.bench.results import Point, Results
 from polynl.bench.settings import NetSettings
 from polynl.errors import SettingsError
+from polynl.results.benchmark import Point, Results
 
 TINY = NetSettings(
     network="resnet18", blocks=("poly_nl", "tesa"), placements=("res4", "res345"), side=32, batch=2, runs=2

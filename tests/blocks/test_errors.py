@@ -60,9 +60,7 @@ def test_bad_option(name: str, options: dict, message: str) -> None:
 
 
 def test_unknown_block_lists_the_blocks() -> None:
-    with pytest.raises(
-        ValueError, match=r"no block is called 'polynl', perhaps 'poly_nl' is meant; .*latent_gnn"
-    ):
+    with pytest.raises(ValueError, match=r"there is no block 'polynl'\. Did you mean poly_nl.*latent_gnn"):
         polynl.build_block("polynl", 8)
 
 
@@ -79,11 +77,11 @@ def test_numpy_integers_are_whole_numbers() -> None:
 
 
 def test_mistyped_option_names_the_near_one() -> None:
-    with pytest.raises(TypeError, match=r"no option 'reducton' \(given as 4\), perhaps 'reduction' is meant"):
+    with pytest.raises(TypeError, match=r"no option 'reducton' \(given as 4\)\. Did you mean reduction"):
         polynl.build_block("poly_nl", 8, reducton=4)
 
 
-@pytest.mark.parametrize("block", polynl.BLOCKS.values())
+@pytest.mark.parametrize("block", [row.block for row in polynl.BLOCKS.values()])
 def test_no_argument_is_swallowed(block: type) -> None:
     with pytest.raises(TypeError, match="sub_samples"):
         block(8, sub_samples=True)

@@ -17,8 +17,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from polynl.data import classification
-from polynl.data.classification import UnreadableImageError, read_image
+from polynl.data import images as classification
+from polynl.data.images import UnreadableImageError, read_image
 
 DATA = os.environ.get("POLYNL_DATA")
 

@@ -288,5 +288,5 @@ def test_a_file_is_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_options_are_checked_from_python_too() -> None:
-    with pytest.raises(SettingsError, match=r"no difficulty is called 'mediun'\. Perhaps you meant medium"):
+    with pytest.raises(SettingsError, match=r"no difficulty is called 'mediun'\. Did you mean medium"):
         SceneFiles(difficulty="mediun")

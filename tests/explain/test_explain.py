@@ -21,11 +21,11 @@ from torch import nn
 from torchvision.models import resnet18
 
 from polynl import insert
-from polynl.data.classification import read_image
+from polynl.data.images import read_image
 from polynl.explain import detection_score, feature_norms, grad_cam, influence_map
-from polynl.explain.looking import Answer, Question, answer, class_number
+from polynl.explain.explanation import Answer, Question, answer, class_number
+from polynl.explain.networks import Subject, subject_named, subject_of, subjects_of
 from polynl.explain.run import on_device, run_explain
-from polynl.explain.subjects import Subject, subject_named, subject_of, subjects_of
 from polynl.train.recipe_file import load_recipe, to_yaml
 
 KINDS = ("grad_cam", "features", "influence")
@@ -288,10 +288,10 @@ RESNET = ("--model", "torchvision/resnet18")
 MISTAKES: dict[str, tuple[Words, str]] = {
     "no images": (lambda r, i, t: [], "give images: polynl explain IMAGE…"),
     "nobody looks": (lambda r, i, t: [i], "--checkpoint FILE or --model LIBRARY/NAME."),
-    "no such image": (lambda r, i, t: [i / "aa.png", *RESNET], "aa.png. Perhaps you meant a.png"),
+    "no such image": (lambda r, i, t: [i / "aa.png", *RESNET], "aa.png. Did you mean a.png"),
     "no such folder": (lambda r, i, t: [i / "in" / "aa.png", *RESNET], "there is no image"),
     "an image that is none": (lambda r, i, t: [r["none"], *RESNET], "1 of 1 images could not be read"),
-    "a mistyped option": (lambda r, i, t: [i, *RESNET, "--positoin", 3], "Perhaps you meant --position"),
+    "a mistyped option": (lambda r, i, t: [i, *RESNET, "--positoin", 3], "Did you mean --position"),
     "no checkpoint": (lambda r, i, t: [i, "--checkpoint", t / "x.pt"], "--checkpoint: there is no file"),
     "no recipe": (lambda r, i, t: [i, "--checkpoint", i / "a.png"], "there is no recipe.yaml beside"),
     "another model": (
@@ -305,8 +305,8 @@ MISTAKES: dict[str, tuple[Words, str]] = {
     "no weights": (lambda r, i, t: [i, *RESNET, "--weights", t / "x"], "x cannot be read: No such file"),
     "weights alone": (lambda r, i, t: [i, "--checkpoint", r["none"], "--weights", "x"], "belong to --model"),
     "no library": (lambda r, i, t: [i, "--model", "resnet18"], "expected torchvision/NAME or timm/NAME"),
-    "no network": (lambda r, i, t: [i, "--model", "torchvision/resnet181"], "Perhaps you meant resnet18"),
-    "no network of timm": (lambda r, i, t: [i, "--model", "timm/resnet181"], "Perhaps you meant resnet18"),
+    "no network": (lambda r, i, t: [i, "--model", "torchvision/resnet181"], "Did you mean resnet18"),
+    "no network of timm": (lambda r, i, t: [i, "--model", "timm/resnet181"], "Did you mean resnet18"),
     "no classifier": (
         lambda r, i, t: [i, "--model", "torchvision/raft_small"],
         "torchvision's raft_small neither classifies images nor finds boxes",
@@ -322,11 +322,11 @@ MISTAKES: dict[str, tuple[Words, str]] = {
     ),
     "an insertion of no block": (
         lambda r, i, t: [i, *RESNET, "--insert", "polynl@layer3.1"],
-        "perhaps 'poly_nl' is meant",
+        "Did you mean poly_nl",
     ),
     "a block that is not in it": (
         lambda r, i, t: [i, "--checkpoint", r["poly_nl"], "--block", "layer2.0"],
-        "poly_nl: no block is called 'layer2.0'. Perhaps you meant layer3.0.",
+        "poly_nl: no block is called 'layer2.0'. Did you mean layer3.0.",
     ),
     "a block where there is none": (
         lambda r, i, t: [i, "--checkpoint", r["none"], "--block", "layer2.0"],
@@ -340,7 +340,7 @@ MISTAKES: dict[str, tuple[Words, str]] = {
         lambda r, i, t: [i / "b.jpg", *RESNET, "--position", 3, 2],
         "--position 3 2 is at a border of the image that resnet18 does not see.",
     ),
-    "no class": (lambda r, i, t: [i, *RESNET, "--target", "tabbi"], "Perhaps you meant tabby"),
+    "no class": (lambda r, i, t: [i, *RESNET, "--target", "tabbi"], "Did you mean tabby"),
     "a class too many": (lambda r, i, t: [i, *RESNET, "--target", 1000], "there is no class 1000"),
     "no layer": (lambda r, i, t: [i, *RESNET, "--layer", "layer5"], "ResNet has no module 'layer5'"),
     "a layer without a map": (lambda r, i, t: [i, *RESNET, "--layer", "fc"], 'layer "fc" gives (1, 1000)'),
@@ -358,7 +358,7 @@ MISTAKES: dict[str, tuple[Words, str]] = {
     ),
     "a mistyped checkpoint": (
         lambda r, i, t: [i, "--chekpoint", r["none"]],
-        "Perhaps you meant --checkpoint",
+        "Did you mean --checkpoint",
     ),
     "no detection": (
         lambda r, i, t: [i, "--checkpoint", r["instances"], "--detection", 99],
@@ -397,7 +397,7 @@ def test_a_mistyped_key_may_mean_an_option(
     words = [images, "--checkpoint", runs["none"], "--out", tmp_path]
     code, _, err = explain(capsys, *words, "--taget", 3)
     assert code == 2
-    assert "taget: there is no such key. Perhaps you meant target" in err
+    assert "taget: there is no such key. Did you mean target" in err
 
 
 def test_unreadable_images_do_not_keep_the_others_from_being_drawn(

@@ -85,7 +85,7 @@ def test_a_block_is_chosen_by_its_name() -> None:
     batch = torch.stack(images((6, 8)))
     assert feature_norms(model, batch).x.shape == (1, 3, 4)
     assert feature_norms(model, batch, block="pool").x.shape == (1, 1, 1)
-    with pytest.raises(ValueError, match=r"no block is called 'poll'. Perhaps you meant pool"):
+    with pytest.raises(ValueError, match=r"no block is called 'poll'. Did you mean pool"):
         feature_norms(model, batch, block="poll")
 
 

@@ -9,8 +9,8 @@ from literal_parts import randomised
 from torch import Tensor, nn
 
 import polynl
-from polynl.models.detectors import face_detector, mask_rcnn
-from polynl.models.insert import inserted
+from polynl.insertion import inserted
+from polynl.tasks.instance_segmentation.model import face_detector, mask_rcnn
 
 WIDTH = 4
 CLASSES = 5

@@ -5,8 +5,8 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 
+from polynl.insertion import inserted, remove
 from polynl.models.classifiers import load_weights, resnet, resnet18, resnet50
-from polynl.models.insert import inserted, remove
 
 
 @pytest.fixture(autouse=True)

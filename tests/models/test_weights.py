@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from polynl.models.insert import insert
+from polynl.insertion import insert
 from polynl.models.weights import damaged_entry, load_weights
 
 

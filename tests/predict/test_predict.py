@@ -17,10 +17,10 @@ from pycocotools.coco import COCO
 from safetensors.torch import save_file
 from torch import Tensor
 
-from polynl.data.classification import read_image
-from polynl.models.detectors import mask_rcnn
+from polynl.data.images import read_image
 from polynl.predict.drawing import COLOURS, drawn
-from polynl.tasks.instance_segmentation import InstanceSegmentation
+from polynl.tasks.instance_segmentation.model import mask_rcnn
+from polynl.tasks.instance_segmentation.task import InstanceSegmentation
 from polynl.train.recipe_file import load_recipe, to_yaml
 
 TINY = Path(__file__).parent.parent / "tiny_instances.yaml"
@@ -170,7 +170,7 @@ def mistaken(folder: Path, images: Path, tmp_path: Path) -> dict[str, tuple[list
     return {
         "no image": (
             [images / "aa.png", *checkpoint],
-            f"no image {images / 'aa.png'}. Perhaps you meant a.png",
+            f"no image {images / 'aa.png'}. Did you mean a.png",
         ),
         "no images": (
             checkpoint,
@@ -199,7 +199,7 @@ def mistaken(folder: Path, images: Path, tmp_path: Path) -> dict[str, tuple[list
         ),
         "a key": (
             [images, *checkpoint, "--treshold", 1],
-            "treshold: there is no such key. Perhaps you meant",
+            "treshold: there is no such key. Did you mean",
         ),
     }
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from polynl.bench.results import Measurement, Point, Results
+from polynl.results.benchmark import Measurement, Point, Results
 from polynl.train.loop import train
 from polynl.train.recipe_file import load_recipe, to_yaml
 

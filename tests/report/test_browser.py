@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from polynl.explain import influence_maps
-from polynl.explain.subjects import subject_of
+from polynl.explain.networks import subject_of
 from polynl.report.page import SECTIONS
 from polynl.train.recipe_file import load_recipe
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from finished_runs import MACHINE, layers, networks, outcome, reproduced, row, written
 
-from polynl.bench.results import Results
 from polynl.report.figures import against_cost, curves, efficiency
-from polynl.report.gather import Gathered, Origin, Study, gathered
 from polynl.report.page import SECTIONS, page
 from polynl.report.pictures import Picture, PictureGrid, Pictures
+from polynl.results.benchmark import Results
+from polynl.results.load import Gathered, Origin, Study, gathered
 
 EVIL = """</script><script>alert("1")</script><img src=x onerror='x'>&amp;"""
 VOID = {"meta", "link", "img", "br", "hr", "input"}

@@ -13,11 +13,11 @@ from PIL import Image
 from test_report_images import pixels
 
 from polynl.explain import feature_norms
-from polynl.explain.subjects import subject_of
+from polynl.explain.networks import subject_of
 from polynl.report import chart
-from polynl.report.gather import gathered
 from polynl.report.images import SMALL
 from polynl.report.pictures import LARGE_IMAGES, Pictures, answer, pictures_of
+from polynl.results.load import gathered
 from polynl.train.recipe_file import load_recipe, to_yaml
 
 

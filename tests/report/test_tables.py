@@ -8,8 +8,6 @@ import pytest
 from finished_runs import layers, networks, outcome, reproduced, row, written
 
 from polynl.bench.networks import network_table
-from polynl.bench.results import Point
-from polynl.report.gather import Origin, Study, gathered
 from polynl.report.tables import (
     Sheet,
     absolute_sheet,
@@ -18,6 +16,8 @@ from polynl.report.tables import (
     plain_sheet,
     ratio_sheet,
 )
+from polynl.results.benchmark import Point
+from polynl.results.load import Origin, Study, gathered
 
 
 def cells(sheet: Sheet) -> dict[str, list[str]]:

@@ -15,14 +15,14 @@ import pytest
 from PIL import Image
 
 from polynl import cli
-from polynl.bench.results import Results
-from polynl.report.paper import PAPER
 from polynl.reproduce import layers
 from polynl.reproduce.costs import Cost
 from polynl.reproduce.layers import METHODS, layer_settings, measured_layers
 from polynl.reproduce.results import Outcome, accuracy_table
 from polynl.reproduce.run import planned
 from polynl.reproduce.settings import BLOCKS, ReproduceSettings
+from polynl.results.benchmark import Results
+from polynl.results.paper import PAPER
 
 TINY = [
     *(
@@ -164,12 +164,12 @@ def _wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--blocks", "polynl"], "no block is called 'polynl'. Perhaps you meant poly_nl"),
+        (["--blocks", "polynl"], "no block is called 'polynl'. Did you mean poly_nl"),
         (["--seeds", "-1"], "--seeds -1"),
         (["--jobs", "0"], "--jobs 0"),
         (["--resume", "--overwrite"], "give one of them"),
         (["--data", "no/such/folder"], "there is no folder no/such/folder"),
-        (["--epoch", "3"], "epoch: there is no such key. Perhaps you meant epochs"),
+        (["--epoch", "3"], "epoch: there is no such key. Did you mean epochs"),
     ],
 )
 def test_what_cannot_be_run_is_said_before_anything_is_done(

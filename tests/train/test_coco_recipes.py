@@ -9,11 +9,11 @@ import torch
 
 from polynl import inserted
 from polynl.blocks import BLOCKS
+from polynl.tasks.instance_segmentation.task import InstanceSegmentationConfig
 from polynl.train.optimizer import build_optimizer
-from polynl.train.recipe import InstanceSegmentationRecipe
 from polynl.train.recipe_file import load_recipe
 
-FOLDER = Path(__file__).parent.parent.parent / "recipes"
+FOLDER = Path(__file__).parents[2] / "src" / "polynl" / "recipes"
 BLOCK_NAMES = {"none", "poly_nl", "non_local", "efficient_nl", "latent_gnn", "tesa"}
 PLACES = {
     "res3": ["layer2.3"],
@@ -25,9 +25,9 @@ COCO = sorted(file.stem for file in FOLDER.glob("coco/[!_]*.yaml"))
 CATEGORIES = {1: "person", 90: "toothbrush"}
 
 
-def recipe_of(name: str) -> InstanceSegmentationRecipe:
+def recipe_of(name: str) -> InstanceSegmentationConfig:
     recipe = load_recipe(name)
-    assert isinstance(recipe, InstanceSegmentationRecipe)
+    assert isinstance(recipe, InstanceSegmentationConfig)
     return recipe
 
 
@@ -80,7 +80,7 @@ def test_coco_detectors_have_the_block_in_its_place(name: str) -> None:
     suffix = name.removeprefix(f"resnet50_{block}").removeprefix("_")
     places = [] if block is None else PLACES[suffix or "res4"]
     assert {where: type(found) for where, found in inserted(model).items()} == {
-        f"backbone.body.{place}.polynl_before": BLOCKS[str(block)] for place in places
+        f"backbone.body.{place}.polynl_before": BLOCKS[str(block)].block for place in places
     }
     decays = {group["weight_decay"] for group in build_optimizer(model, recipe.optimizer).param_groups[:1]}
     assert decays == {1e-4}
@@ -91,4 +91,6 @@ def test_coco_detectors_have_the_block_in_its_place(name: str) -> None:
 def test_miniatures_have_the_block(folder: str, block: str) -> None:
     recipe = recipe_of(f"{folder}/{block}").untrained()
     model = recipe.build_task(CATEGORIES).model()
-    assert [type(found) for found in inserted(model).values()] == ([] if block == "none" else [BLOCKS[block]])
+    assert [type(found) for found in inserted(model).values()] == (
+        [] if block == "none" else [BLOCKS[block].block]
+    )

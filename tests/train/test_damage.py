@@ -29,7 +29,7 @@ from real_runs import (
     outcome,
 )
 
-from polynl.tasks.classification import Classification
+from polynl.tasks.classification.task import Classification
 from polynl.train.checkpoint import load_checkpoint
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="named pipes, /proc and resource limits")

@@ -9,16 +9,16 @@ import torch
 
 from polynl import inserted
 from polynl.blocks import BLOCKS
-from polynl.train.recipe import FaceDetectionRecipe
+from polynl.tasks.face_detection.task import FaceDetectionConfig
 from polynl.train.recipe_file import load_recipe
 
-FOLDER = Path(__file__).parent.parent.parent / "recipes"
+FOLDER = Path(__file__).parents[2] / "src" / "polynl" / "recipes"
 BLOCK_NAMES = ("none", "poly_nl", "non_local", "efficient_nl", "latent_gnn", "tesa")
 
 
-def recipe_of(name: str) -> FaceDetectionRecipe:
+def recipe_of(name: str) -> FaceDetectionConfig:
     recipe = load_recipe(name)
-    assert isinstance(recipe, FaceDetectionRecipe)
+    assert isinstance(recipe, FaceDetectionConfig)
     return recipe
 
 
@@ -55,7 +55,7 @@ def test_wider_face_recipes_say_the_papers_run(block: str) -> None:
     # On no device: the sizes of the paper, without their memory.
     with torch.device("meta"):
         network = recipe.build_task().model()
-    expected = {} if block == "none" else {"backbone.body.layer3.5.polynl_before": BLOCKS[block]}
+    expected = {} if block == "none" else {"backbone.body.layer3.5.polynl_before": BLOCKS[block].block}
     assert {name: type(found) for name, found in inserted(network).items()} == expected
     assert all(parameter.requires_grad for parameter in network.parameters())
 
@@ -73,5 +73,5 @@ def test_wider_face_rates() -> None:
 def test_miniatures_have_the_block(folder: str, block: str) -> None:
     network = recipe_of(f"{folder}/{block}").untrained().build_task().model()
     assert [type(found) for found in inserted(network).values()] == (
-        [] if block == "none" else [BLOCKS[block]]
+        [] if block == "none" else [BLOCKS[block].block]
     )

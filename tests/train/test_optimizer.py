@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from polynl.models.classifiers import resnet
 from polynl.train.optimizer import build_optimizer
-from polynl.train.recipe import OptimizerPart
+from polynl.train.recipe import OptimizerConfig
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def model() -> nn.Module:
     return resnet("small_resnet", block="poly_nl", arch_options={"width": 4}, num_classes=3)
 
 
-def decay_by_name(model: nn.Module, part: OptimizerPart) -> dict[str, float]:
+def decay_by_name(model: nn.Module, part: OptimizerConfig) -> dict[str, float]:
     groups = build_optimizer(model, part).param_groups
     decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
     assert sum(len(group["params"]) for group in groups) == len(decay)
@@ -28,7 +28,7 @@ def decay_by_name(model: nn.Module, part: OptimizerPart) -> dict[str, float]:
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_norms_biases_alpha_and_beta_do_not_decay(name: str, model: nn.Module) -> None:
-    found = decay_by_name(model, OptimizerPart(name=name, weight_decay=0.3))
+    found = decay_by_name(model, OptimizerConfig(name=name, weight_decay=0.3))
     assert found.keys() == dict(model.named_parameters()).keys()
     free = {key for key, decay in found.items() if decay == 0}
     assert {"bn1.weight", "bn1.bias", "fc.bias", "layer1.0.downsample.1.weight"} < free
@@ -38,14 +38,14 @@ def test_norms_biases_alpha_and_beta_do_not_decay(name: str, model: nn.Module) -
 
 
 def test_everything_decays_where_the_recipe_says_so(model: nn.Module) -> None:
-    found = decay_by_name(model, OptimizerPart(weight_decay=0.3, decay_norm_and_bias=True))
+    found = decay_by_name(model, OptimizerConfig(weight_decay=0.3, decay_norm_and_bias=True))
     assert found.keys() == dict(model.named_parameters()).keys()
     assert set(found.values()) == {0.3}
 
 
 def test_what_is_frozen_is_left_out(model: nn.Module) -> None:
     model.fc.requires_grad_(False)
-    found = decay_by_name(model, OptimizerPart())
+    found = decay_by_name(model, OptimizerConfig())
     assert dict(model.named_parameters()).keys() - found.keys() == {"fc.weight", "fc.bias"}
 
 
@@ -82,7 +82,7 @@ def test_two_steps_by_hand(options: dict[str, Any], expected: Any) -> None:
     torch.manual_seed(0)
     layer = nn.Linear(2, 2)
     weight, bias = (p.detach().clone() for p in (layer.weight, layer.bias))
-    part = OptimizerPart(lr=0.1, momentum=0.8, weight_decay=0.5, **options)
+    part = OptimizerConfig(lr=0.1, momentum=0.8, weight_decay=0.5, **options)
     optimizer = build_optimizer(layer, part)
     for gradient in GRADIENTS:
         layer.weight.grad, layer.bias.grad = gradient.clone(), gradient[0].clone()

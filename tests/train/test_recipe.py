@@ -16,13 +16,13 @@ from torch import nn
 from polynl import inserted
 from polynl.blocks import BLOCKS
 from polynl.cli import Evaluate, Train
+from polynl.tasks.classification.task import ClassificationConfig
 from polynl.train import loop
 from polynl.train.optimizer import build_optimizer
-from polynl.train.recipe import RECIPES, ClassificationRecipe
 from polynl.train.recipe_file import BUILT_IN, keys_of, load_recipe, recipe_of, to_yaml
 from polynl.train.recipe_yaml import read_yaml, write_yaml
 
-FOLDER = Path(__file__).parent.parent.parent / "recipes"
+FOLDER = Path(__file__).parents[2] / "src" / "polynl" / "recipes"
 FILES = sorted(file for file in FOLDER.rglob("*.yaml") if not file.name.startswith("_"))
 CLASSIFIERS = [file for file in FILES if file.parent.name in ("imagenet", "folder", "scenes")]
 IMAGENET = sorted(FOLDER.glob("imagenet/[!_]*.yaml"))
@@ -44,7 +44,7 @@ def images(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", names(FILES))
 def test_every_recipe_loads_by_file_and_by_name(name: str, tmp_path: Path, monkeypatch: Any) -> None:
     by_file = load_recipe(FOLDER / f"{name}.yaml")
-    assert type(by_file) is RECIPES[by_file.task]
+    assert type(by_file) is recipe_class(by_file.task)
     monkeypatch.chdir(tmp_path)
     for said in (name, f"{name}.yaml", f"recipes/{name}.yaml"):
         assert load_recipe(said) == by_file
@@ -53,7 +53,7 @@ def test_every_recipe_loads_by_file_and_by_name(name: str, tmp_path: Path, monke
 @pytest.mark.parametrize("name", names(CLASSIFIERS))
 def test_every_recipe_of_classes_has_a_network(name: str, images: Path) -> None:
     recipe = load_recipe(name)
-    assert isinstance(recipe, ClassificationRecipe)
+    assert isinstance(recipe, ClassificationConfig)
     if recipe.data.source == "image_folder":
         recipe = load_recipe(name, ["--data.root", str(images)])
     recipe.build_task().check()
@@ -69,7 +69,7 @@ def test_there_are_recipes_for_every_block_of_the_paper() -> None:
 @pytest.mark.parametrize("name", names(IMAGENET))
 def test_imagenet_recipes_say_the_papers_run(name: str) -> None:
     recipe = load_recipe(name)
-    assert isinstance(recipe, ClassificationRecipe)
+    assert isinstance(recipe, ClassificationConfig)
     assert recipe.epochs == 90
     assert recipe.precision == "float32"
     assert (recipe.model.arch, recipe.model.arch_options) == ("resnet50", {})
@@ -106,11 +106,11 @@ def test_imagenet_rates_scale_with_the_processes(name: str, processes: int, batc
 @pytest.mark.parametrize("name", names(IMAGENET))
 def test_imagenet_networks_have_the_block_and_decay_only_matrices(name: str, images: Path) -> None:
     recipe = load_recipe(name, ["--data.root", str(images)])
-    assert isinstance(recipe, ClassificationRecipe)
+    assert isinstance(recipe, ClassificationConfig)
     with torch.device("meta"):
         model = recipe.build_task().model()
     block = recipe.model.block
-    expected = {} if block is None else {"layer3.5.polynl_before": BLOCKS[block]}
+    expected = {} if block is None else {"layer3.5.polynl_before": BLOCKS[block].block}
     assert {name: type(found) for name, found in inserted(model).items()} == expected
     group_of = {
         id(parameter): group["weight_decay"]
@@ -301,7 +301,7 @@ def test_a_run_goes_to_a_folder_named_after_the_recipe(capsys: Any, monkeypatch:
 @pytest.mark.parametrize("command", [Train, Evaluate])
 def test_no_key_is_hidden_by_an_option_of_the_command(command: type) -> None:
     options = {field.name for field in dataclasses.fields(command)} - {"recipe", "keys"}
-    for recipe in RECIPES.values():
+    for recipe in map(recipe_class, TASKS):
         assert not options & set(recipe.model_fields)
 
 

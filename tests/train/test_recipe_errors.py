@@ -10,12 +10,12 @@ import torch
 from command_line import run
 from small_runs import TINY, image_folder
 
-from polynl.tasks import classification
+from polynl.tasks import registry
+from polynl.tasks.classification import task as classification
 from polynl.train import loop
-from polynl.train.recipe import RECIPES
 from polynl.train.recipe_file import recipe_of
 
-TASKS = ", ".join(RECIPES)
+TASKS = ", ".join(registry.TASKS)
 
 
 @pytest.fixture(autouse=True)
@@ -48,22 +48,22 @@ def here(tmp_path: Path, monkeypatch: Any) -> Path:
     ("words", "expected"),
     [
         # A key that is not there, at every level.
-        ("--epoch 3", "epoch: there is no such key. Perhaps you meant epochs."),
-        ("--batchsize 3", "batchsize: there is no such key. Perhaps you meant batch"),
-        ("--optimizer.lrr 3", "optimizer.lrr: there is no such key. Perhaps you meant lr."),
+        ("--epoch 3", "epoch: there is no such key. Did you mean epochs?"),
+        ("--batchsize 3", "batchsize: there is no such key. Did you mean batch"),
+        ("--optimizer.lrr 3", "optimizer.lrr: there is no such key. Did you mean lr?"),
         ("--optimizer.l 3", "Keys here: name, lr, lr_batch, momentum"),
-        ("--schedule.warmup 3", "schedule.warmup: there is no such key. Perhaps you meant warmup"),
-        ("--model.blok x", "model.blok: there is no such key. Perhaps you meant block."),
-        ("--data.imges 3", "data.imges: there is no such key. Perhaps you meant images"),
+        ("--schedule.warmup 3", "schedule.warmup: there is no such key. Did you mean warmup"),
+        ("--model.blok x", "model.blok: there is no such key. Did you mean block?"),
+        ("--data.imges 3", "data.imges: there is no such key. Did you mean images"),
         ("--data.root x", "data.root: there is no such key."),
         ("--data.scale x", "Keys here: source, images, val_images, size, difficulty, seed, mean, std."),
-        ("--loss.smoothing 0.1", "loss.smoothing: there is no such key. Perhaps you meant label_smoothing."),
+        ("--loss.smoothing 0.1", "loss.smoothing: there is no such key. Did you mean label_smoothing?"),
         ("--base other.yaml", "base: there is no such key."),
         # What was meant is an option of the command.
-        ("--outt there", "outt: there is no such key. Perhaps you meant out."),
-        ("--resum", "--resum needs a value. Perhaps you meant resume."),
-        ("--overwrit", "--overwrit needs a value. Perhaps you meant overwrite."),
-        ("--list", "--list needs a value. Perhaps you meant list-keys."),
+        ("--outt there", "outt: there is no such key. Did you mean out?"),
+        ("--resum", "--resum needs a value. Did you mean resume?"),
+        ("--overwrit", "--overwrit needs a value. Did you mean overwrite?"),
+        ("--list", "--list needs a value. Did you mean list-keys?"),
         # No value, no key, more than one value.
         ("--epochs", "--epochs needs a value."),
         ("--epochs --seed 3", "--epochs needs a value."),
@@ -119,7 +119,7 @@ def here(tmp_path: Path, monkeypatch: Any) -> Path:
         # Names.
         (
             "--task clasification",
-            f"task must be one of {TASKS}; got 'clasification'. Perhaps",
+            f"task must be one of {TASKS}; got 'clasification'. Did",
         ),
         ("--task null", f"task must be one of {TASKS}; got None."),
         (
@@ -128,20 +128,20 @@ def here(tmp_path: Path, monkeypatch: Any) -> Path:
         ),
         (
             "--data.source folder",
-            "data.source: must be one of image_folder, scenes; got 'folder'. Perhaps you meant image_folder.",
+            "data.source: must be one of image_folder, scenes; got 'folder'. Did you mean image_folder?",
         ),
         ("--data.source image_folder", "data.root: is missing."),
         ("--data.difficulty midium", "data.difficulty: expected 'easy', 'medium' or 'hard' (got 'midium')"),
         ("--optimizer.name adam", "optimizer.name: expected 'sgd' or 'adamw' (got 'adam')"),
-        ("--model.arch resnet55", "model.arch: no network is called 'resnet55'. Perhaps you meant resnet50"),
+        ("--model.arch resnet55", "model.arch: no network is called 'resnet55'. Did you mean resnet50"),
         ("--model.arch fcn_resnet50", "model.arch: no network is called 'fcn_resnet50'."),
-        ("--model.arch-options.dept 3", "model.arch_options: small_resnet has no option 'dept'. Perhaps"),
+        ("--model.arch-options.dept 3", "model.arch_options: small_resnet has no option 'dept'. Did"),
         ("--model.arch-options.num_classes 3", "small_resnet has no option 'num_classes'."),
         ("--model.arch resnet18", "model.arch_options: resnet18 has no option 'depth'."),
-        ("--model.block poly_nll", "model.block: no block is called 'poly_nll'. Perhaps you meant poly_nl"),
+        ("--model.block poly_nll", "model.block: no block is called 'poly_nll'. Did you mean poly_nl"),
         ("--model.block 3", "model.block: expected a valid string (got 3)"),
         ("--model.options.fomr gram", "model.options: poly_nl has no option 'fomr'"),
-        ("--model.options.fomr gram", "perhaps 'form' is meant"),
+        ("--model.options.fomr gram", "Did you mean form"),
         ("--model.block none --model.options.form gram", "model.options: options without a block: form"),
         ("--model.norm fozen", "model.norm: expected 'batch', 'sync' or 'frozen' (got 'fozen')"),
     ],
@@ -205,7 +205,7 @@ def test_several_mistakes_are_all_listed(capsys: Any, here: Path) -> None:
     [
         ("--data.root nowhere", "data.root: there is no folder nowhere. Give yours: --data.root DIR"),
         ("--data.root images --data.val test", "data.root: images has no folder 'test'."),
-        ("--data.root images --data.train trian", "Perhaps you meant train."),
+        ("--data.root images --data.train trian", "Did you mean train?"),
         ("--data.root images/train", "data.root: images/train has no folder 'train'."),
         ("--data.root bare", "data.root: bare/train needs two folders of classes or more; found none."),
         ("--data.root single", "data.root: single/train needs two folders of classes or more; found class0."),
@@ -219,7 +219,7 @@ def test_several_mistakes_are_all_listed(capsys: Any, here: Path) -> None:
         ("--data.resize 200", "data.resize: a side of 200 is too short to cut size=224 out of it"),
         ("--data.size 288", "data.resize: a side of 256 is too short to cut size=288 out of it"),
         ("--data.flip 2", "data.flip: expected less than or equal to 1 (got 2)"),
-        ("--data.rooot x", "data.rooot: there is no such key. Perhaps you meant root."),
+        ("--data.rooot x", "data.rooot: there is no such key. Did you mean root?"),
         (
             "--data.images 3",
             "Keys here: source, root, train, val, size, resize, scale, flip, on_bad_image, mean",
@@ -260,7 +260,7 @@ GOOD = TINY.read_text()
         (GOOD.replace("epochs: 2\n", ""), "  epochs: is missing."),
         (
             GOOD.replace("images: 20", "imags: 20"),
-            "  data.imags: there is no such key. Perhaps you meant images",
+            "  data.imags: there is no such key. Did you mean images",
         ),
         (GOOD.replace("  source: scenes\n", ""), "  data.source: is missing."),
         (
@@ -288,8 +288,8 @@ def test_a_mistake_in_a_file(content: str, expected: str, capsys: Any, here: Pat
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("scenes/poly_nll", "there is no recipe scenes/poly_nll. Perhaps you meant scenes/poly_nl.yaml"),
-        ("recipes/scenes/polynl.yml", "Perhaps you meant scenes/poly_nl.yaml"),
+        ("scenes/poly_nll", "there is no recipe scenes/poly_nll. Did you mean scenes/poly_nl.yaml"),
+        ("recipes/scenes/polynl.yml", "Did you mean scenes/poly_nl.yaml"),
         ("nowhere.yaml", "polynl comes with: "),
         ("scenes", "scenes is a folder. Recipes in it: efficient_nl.yaml, latent_gnn.yaml"),
         ("mine", "mine is a folder. Recipes in it: recipe.yaml."),

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 import torch
 
-from polynl.train.sampler import EveryImageOnce, Seeded, ShuffledShare, mixed
+from polynl.train.sampler import EveryImageOnce, Seeded, ShuffledShare, hash_seed
 
 
 def shares(
@@ -121,7 +121,7 @@ def random_groups(length: int, seed: int) -> list[int]:
 
 def test_no_groups_leave_the_order_as_it_was() -> None:
     keys = flat(shares(12, 5, seed=3, epoch=1, groups=None)[0])
-    order = torch.randperm(12, generator=torch.Generator().manual_seed(mixed(3, 1)))
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(hash_seed(3, 1)))
     assert [index for _, index in keys] == order[:10].tolist()
 
 
@@ -261,6 +261,6 @@ def test_augmentation_leaves_the_global_generator_alone() -> None:
 
 def test_seeds_are_mixed_from_all_their_numbers() -> None:
     numbers = [(), (0,), (1,), (0, 0), (0, 1), (1, 0), (10, 1), (1, 1), (0, 0, 0), (-1,), (10**30,)]
-    seeds = [mixed(*some) for some in dict.fromkeys(numbers)]
+    seeds = [hash_seed(*some) for some in dict.fromkeys(numbers)]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)

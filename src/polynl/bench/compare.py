@@ -10,9 +10,9 @@ from typing import Literal
 
 from rich.console import Console
 
-from polynl.bench.report import NOT_MEASURED, STEP_TITLES, Table, as_rich, duration
-from polynl.bench.results import Measurement, Results, differences
 from polynl.errors import SettingsError
+from polynl.results.benchmark import Measurement, Results, differences
+from polynl.results.tables import NOT_MEASURED, STEP_TITLES, Table, as_rich, duration
 
 Verdict = Literal["faster", "slower", ""]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polynl.models.detectors import face_detector, mask_rcnn
+from polynl.tasks.instance_segmentation.model import face_detector, mask_rcnn
 
 # The coarsest map of the pyramid has one position for so many pixels.
 COARSEST_STRIDE = 64
@@ -76,7 +76,7 @@ def _filled(boxes: Tensor, side: int) -> Tensor:
 def mask_rcnn_detector(
     arch: str, block: Callable[[int], nn.Module] | None, placement: str, side: int, **options: Any
 ) -> Detector:
-    """`polynl.models.detectors.mask_rcnn` for images of this side, which it does not resize."""
+    """`mask_rcnn` for images of this side, which it does not resize."""
     images = {"min_size": side, "max_size": side, "image_std": IMAGE_STD}
     model = mask_rcnn(arch, block=block, placement=placement, detector_options=images, **options)
     fix_boxes(model)
@@ -107,7 +107,7 @@ def fix_boxes(model: Any) -> None:
 def face_detector_of_side(
     arch: str, block: Callable[[int], nn.Module] | None, placement: str, side: int, **options: Any
 ) -> Detector:
-    """`polynl.models.detectors.face_detector` for images of this side, with as many candidates as may be.
+    """`face_detector` for images of this side, with as many candidates as may be.
 
     All anchors have the score 0.5, so that suppression has 5,000 of every level to go through, more than of a
     trained detector, and the anchors stay where they are.

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from polynl.bench.cases import BY_NAME, PEERS, REFERENCE, Case, Shape, randomised
 from polynl.bench.measure import Step
 from polynl.bench.plots import save_layer_figures
-from polynl.bench.report import as_markdown, as_rich, layer_tables, size_of, skipped_lines
-from polynl.bench.results import Point, Results
 from polynl.bench.runner import maps, measured, opened
 from polynl.bench.settings import LayerSettings
 from polynl.files import write_atomically
+from polynl.results.benchmark import Point, Results
+from polynl.results.tables import as_markdown, as_rich, layer_tables, size_of, skipped_lines
 
 STEPS: tuple[Step, ...] = ("forward", "training")
 

@@ -14,7 +14,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from polynl.bench.cases import BY_NAME
 from polynl.bench.detectors import COARSEST_STRIDE, NetworkAlone, face_detector_of_side, mask_rcnn_detector
-from polynl.bench.report import (
+from polynl.bench.runner import maps, measured, opened
+from polynl.bench.settings import NetSettings
+from polynl.errors import SettingsError, chosen
+from polynl.files import write_atomically
+from polynl.models.classifiers import resnet
+from polynl.models.placements import PLACEMENTS
+from polynl.results.benchmark import Measurement, Point, Results
+from polynl.results.tables import (
     NOT_MEASURED,
     Table,
     as_markdown,
@@ -24,13 +31,6 @@ from polynl.bench.report import (
     size_of,
     skipped_lines,
 )
-from polynl.bench.results import Measurement, Point, Results
-from polynl.bench.runner import maps, measured, opened
-from polynl.bench.settings import NetSettings
-from polynl.errors import SettingsError, chosen
-from polynl.files import write_atomically
-from polynl.models.classifiers import resnet
-from polynl.models.placements import PLACEMENTS
 
 PLAIN, ALONE = "plain", "alone"
 BlockBuilder = Callable[[int], nn.Module]

@@ -13,8 +13,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from polynl.bench.measure import Step
-from polynl.bench.report import STEP_TITLES, Sweep, along, counted, exponent, skipped_lines, sweep
-from polynl.bench.results import Measurement, Results
+from polynl.results.benchmark import Measurement, Results
+from polynl.results.tables import STEP_TITLES, Sweep, along, counted, exponent, skipped_lines, sweep
 
 Line = Literal["-", "--", "-.", ":"]
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from polynl.bench.measure import Task, interleaved_seconds, task, timed
 from polynl.bench.memory import peak_bytes
-from polynl.bench.results import Measurement, Point, Results, differences
 from polynl.bench.settings import Settings
 from polynl.environment import environment
 from polynl.errors import begun_otherwise, occupied
+from polynl.results.benchmark import Measurement, Point, Results, differences
 
 WARMUP = 2
 SLOW = "one step takes"

@@ -1,9 +1,9 @@
-"""The blocks by name."""
+"""The blocks by name: one row says all that the rest of polynl needs to know of a block."""
 
-import difflib
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 from polynl.blocks.base import Block
 from polynl.blocks.conv import ConvBaseline
@@ -13,15 +13,50 @@ from polynl.blocks.non_local import NonLocal
 from polynl.blocks.poly_nl import PolyNL
 from polynl.blocks.polynomial import PolynomialLayer
 from polynl.blocks.tesa import TESA
+from polynl.errors import near_matches
 
-BLOCKS: dict[str, type[Block]] = {
-    "poly_nl": PolyNL,
-    "non_local": NonLocal,
-    "efficient_nl": EfficientNL,
-    "latent_gnn": LatentGNN,
-    "tesa": TESA,
-    "conv": ConvBaseline,
-    "polynomial": PolynomialLayer,
+Line = Literal["-", "--", "-.", ":"]
+Family = Literal["non-local", "polynomial", "local"]
+
+# Okabe and Ito's colours, which colour-blind readers tell apart; yellow is too pale for lines on white.
+BLACK, GREY, ORANGE, SKY = "#000000", "#8c8c8c", "#E69F00", "#56B4E9"
+GREEN, BLUE, VERMILLION, PURPLE = "#009E73", "#0072B2", "#D55E00", "#CC79A7"
+
+
+class Style(NamedTuple):
+    """How figures draw a block, with matplotlib's names of markers and lines."""
+
+    colour: str
+    marker: str
+    line: Line = "-"
+
+
+@dataclass(frozen=True)
+class BlockEntry:
+    """A row of the registry."""
+
+    block: type[Block]
+    label: str
+    """What tables and figures call it."""
+    style: Style
+    family: Family
+    """Whether every position sees all others, each sees itself in higher order, or its neighbours."""
+    in_paper: bool = False
+    """Whether the paper compares it: `polynl reproduce` trains those."""
+
+
+# What recipes call a network without a block, and how tables and figures show it.
+NO_BLOCK, NO_BLOCK_LABEL, NO_BLOCK_STYLE = "none", "no block", Style(BLACK, "o")
+
+# In the paper's order, which tables keep.
+BLOCKS: dict[str, BlockEntry] = {
+    "non_local": BlockEntry(NonLocal, "Non-local", Style(BLUE, "^"), "non-local", in_paper=True),
+    "tesa": BlockEntry(TESA, "TESA", Style(PURPLE, "h", "--"), "non-local", in_paper=True),
+    "latent_gnn": BlockEntry(LatentGNN, "Latent-GNN", Style(ORANGE, "X"), "non-local", in_paper=True),
+    "efficient_nl": BlockEntry(EfficientNL, "Efficient-NL", Style(GREEN, "D"), "non-local", in_paper=True),
+    "poly_nl": BlockEntry(PolyNL, "Poly-NL", Style(VERMILLION, "*"), "non-local", in_paper=True),
+    "polynomial": BlockEntry(PolynomialLayer, "Polynomial", Style(GREY, "d", "-."), "polynomial"),
+    "conv": BlockEntry(ConvBaseline, "Convolution", Style(BLACK, "s", "--"), "local"),
 }
 
 
@@ -32,24 +67,19 @@ def build_block(name: str, channels: int, **options: Any) -> Block:
     64
     """
     if not isinstance(name, str) or name not in BLOCKS:
-        raise ValueError(
-            f"no block is called {name!r}{_hint(name, BLOCKS)}; the blocks are {', '.join(BLOCKS)}"
-        )
+        hint = near_matches(str(name), BLOCKS)
+        raise ValueError(f"there is no block {name!r}.{hint} The blocks are {', '.join(BLOCKS)}.")
     check_options(name, options)
-    return BLOCKS[name](channels, **options)
+    return BLOCKS[name].block(channels, **options)
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
     """Raise a TypeError that names the nearest option, where the block has none of that name."""
-    known = list(inspect.signature(BLOCKS[name]).parameters)[1:]
+    known = list(inspect.signature(BLOCKS[name].block).parameters)[1:]
     for option, value in options.items():
         if option not in known:
+            hint = near_matches(option, known)
             raise TypeError(
-                f"{name} has no option {option!r} (given as {value!r}){_hint(option, known)}; "
-                f"its options are {', '.join(known)}"
+                f"{name} has no option {option!r} (given as {value!r}).{hint} "
+                f"Its options are {', '.join(known)}."
             )
-
-
-def _hint(word: str, known: Any) -> str:
-    near = difflib.get_close_matches(str(word), known, n=1)
-    return f", perhaps {near[0]!r} is meant" if near else ""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from polynl.blocks.base import Block
-from polynl.explain.watching import Images, as_given, block_of, passed
+from polynl.explain.capture import Images, as_given, block_of, passed
 
 
 class FeatureNorms(NamedTuple):

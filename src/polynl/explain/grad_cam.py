@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polynl.explain.watching import Frame, Images, as_given, look, once
-from polynl.models.insert import proportional
+from polynl.explain.capture import Frame, Images, as_given, look, once
+from polynl.insertion import proportional
 from polynl.models.pyramids import BODY
 
 Target = int | Sequence[int] | Tensor | Callable[[Any], Tensor] | None

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from polynl.blocks.base import AttentionBlock, Block, PointwiseNorm
 from polynl.functional.gram import gram, mix, project
-from polynl.models.insert import at_rest
+from polynl.insertion import at_rest
 
 # Numbers in the C×C matrices, or pairs of a query and a key, that are held at a time.
 AT_A_TIME = 2**24

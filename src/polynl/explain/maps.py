@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polynl.explain.capture import Frame, Images, Spot, as_given, block_of, passed
 from polynl.explain.influence import influence
-from polynl.explain.watching import Frame, Images, Spot, as_given, block_of, passed
 
 
 def influence_map(

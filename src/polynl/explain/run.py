@@ -11,12 +11,12 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
-from polynl.data.classification import UnreadableImageError, read_for_detector, read_image
 from polynl.data.image_files import check_originals_stay, image_files, names_apart
+from polynl.data.images import UnreadableImageError, read_for_detector, read_image
 from polynl.errors import RunStoppedError, SettingsError
-from polynl.explain.looking import Answer, Question, answer
-from polynl.explain.pictures import FIGURES
-from polynl.explain.subjects import Subject
+from polynl.explain.explanation import Answer, Question, answer
+from polynl.explain.figures import FIGURES
+from polynl.explain.networks import Subject
 from polynl.files import make_folder, write_atomically
 
 

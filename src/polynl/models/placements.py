@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
-from polynl.models.insert import insert
+from polynl.insertion import insert
 
 # The stages of each placement; the block goes right before the last residual block of a stage.
 PLACEMENTS: dict[str, tuple[str, ...]] = {

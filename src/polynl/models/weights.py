@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polynl.models.insert import inserted
+from polynl.insertion import inserted
 
 
 def load_weights(

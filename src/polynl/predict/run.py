@@ -15,13 +15,13 @@ from rich.markup import escape
 from torch import Tensor
 from torchvision.transforms.v2.functional import to_pil_image
 
-from polynl.data.classification import UnreadableImageError, read_for_detector
 from polynl.data.image_files import check_originals_stay, image_files, names_apart
+from polynl.data.images import UnreadableImageError, read_for_detector
 from polynl.errors import RunStoppedError, SettingsError
 from polynl.files import make_folder, write_atomically
-from polynl.metrics.coco import detections_of
 from polynl.predict.drawing import drawn
 from polynl.tasks.base import DetectionTask
+from polynl.tasks.instance_segmentation.metric import detections_of
 from polynl.train.evaluation import autocast, set_up_torch
 from polynl.train.processes import joined
 from polynl.train.trained import model_in, recipe_for, task_for

@@ -10,11 +10,11 @@ from markupsafe import Markup
 
 from polynl.bench.measure import Step
 from polynl.bench.plots import BLACK, OTHER, STYLES, Line, Style
-from polynl.bench.report import STEP_TITLES, along, skipped_lines, sweep
-from polynl.bench.results import Measurement, Results
 from polynl.report.chart import Chart, Curve, svg, swatch
-from polynl.report.gather import Study, Variant
-from polynl.report.paper import PAPER
+from polynl.results.benchmark import Measurement, Results
+from polynl.results.load import Study, Variant
+from polynl.results.paper import PAPER
+from polynl.results.tables import STEP_TITLES, along, skipped_lines, sweep
 
 PLAIN = Style(BLACK, "o")
 # Variants of one block share its colour: the second of them has the second line and marker, and so on.

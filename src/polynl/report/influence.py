@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polynl.explain import influence
-from polynl.explain.watching import passed
+from polynl.explain.capture import passed
 
 # More cells than this a side could not be told apart under a finger, and would make the page large.
 CELLS = 16

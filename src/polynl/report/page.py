@@ -12,10 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from polynl.bench.networks import network_table
-from polynl.bench.report import counted, skipped_lines
-from polynl.bench.results import Results
 from polynl.report.figures import Figure, against_cost, curves, efficiency
-from polynl.report.gather import Gathered, Study
 from polynl.report.images import colour_bar
 from polynl.report.pictures import Pictures
 from polynl.report.tables import (
@@ -26,6 +23,9 @@ from polynl.report.tables import (
     plain_sheet,
     ratio_sheet,
 )
+from polynl.results.benchmark import Results
+from polynl.results.load import Gathered, Study
+from polynl.results.tables import counted, skipped_lines
 from polynl.train.recipe_yaml import write_yaml
 
 HERE = Path(__file__).parent

@@ -11,12 +11,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from polynl.errors import RunStoppedError, SettingsError
-from polynl.explain.looking import Answer, Question, answer
-from polynl.explain.subjects import Subject, subject_of
+from polynl.explain.explanation import Answer, Question, answer
+from polynl.explain.networks import Subject, subject_of
 from polynl.report.chart import number
-from polynl.report.gather import Study, Variant
 from polynl.report.images import SMALL, image_uri, overlay_uri, stretched
 from polynl.report.influence import cell_maps, packed
+from polynl.results.load import Study, Variant
 
 IMAGES = 5
 # The influence maps of a large network take a minute for an image.

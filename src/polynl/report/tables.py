@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from polynl.bench.measure import Step
-from polynl.bench.report import NOT_MEASURED, STEP_TITLES, Table, duration, size_of, sweep
-from polynl.bench.results import Measurement, Results
-from polynl.report.gather import Origin, Study, Variant
-from polynl.report.paper import PAPER, row_label
+from polynl.results.benchmark import Measurement, Results
+from polynl.results.load import Origin, Study, Variant
+from polynl.results.paper import PAPER, row_label
+from polynl.results.tables import NOT_MEASURED, STEP_TITLES, Table, duration, size_of, sweep
 
 
 @dataclass(frozen=True)

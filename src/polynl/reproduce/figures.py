@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from polynl.bench.plots import BLACK, STYLES, Style
-from polynl.report.paper import LABELS
 from polynl.reproduce.results import Outcome
+from polynl.results.paper import LABELS
 
 
 def save_figures(outcomes: Sequence[Outcome], title: str, folder: Path) -> list[Path]:

@@ -8,11 +8,11 @@ import torch
 from rich.console import Console
 
 from polynl.bench.layers import run_layers
-from polynl.bench.results import Results
 from polynl.bench.settings import LayerSettings
 from polynl.errors import SettingsError
-from polynl.report.gather import LAYERS
 from polynl.reproduce.settings import ReproduceSettings
+from polynl.results.benchmark import Results
+from polynl.results.load import LAYERS
 
 METHODS = ("conv1x1", "poly_nl", "poly_nl_direct", "non_local", "efficient_nl", "latent_gnn", "tesa")
 # About a minute on two cores, and some seconds.

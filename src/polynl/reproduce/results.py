@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from polynl.bench.report import Table
-from polynl.report.paper import LABELS, PAPER
 from polynl.report.tables import with_spread
 from polynl.reproduce.costs import Cost
+from polynl.results.paper import LABELS, PAPER
+from polynl.results.tables import Table
 
 IMAGENET = PAPER["classification"]
 SCORES = IMAGENET.headings

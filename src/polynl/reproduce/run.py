@@ -12,11 +12,9 @@ from collections.abc import Sequence
 import torch
 from rich.console import Console
 
-from polynl.bench.report import as_rich, counted, markdown_rows, origin
 from polynl.environment import environment
 from polynl.errors import occupied
 from polynl.files import write_atomically
-from polynl.report.gather import BENCHES, LAYERS, RESULTS
 from polynl.report.run import REPORT, run_report
 from polynl.reproduce.costs import Cost, measured_costs
 from polynl.reproduce.figures import save_figures
@@ -24,7 +22,8 @@ from polynl.reproduce.layers import measured_layers
 from polynl.reproduce.results import Outcome, accuracy_table
 from polynl.reproduce.settings import QUICK, ReproduceSettings
 from polynl.reproduce.trainings import Training, train_all
-from polynl.train.recipe import ClassificationRecipe
+from polynl.results.load import BENCHES, LAYERS, RESULTS
+from polynl.results.tables import as_rich, counted, markdown_rows, origin
 from polynl.train.recipe_file import load_recipe
 from polynl.train.run_folder import RECIPE, RunFolder
 
@@ -98,7 +97,6 @@ def _costs(trainings: Sequence[Training]) -> dict[str, Cost]:
     first = {training.block: training.recipe for training in reversed(trainings)}
     models = {block: recipe.build_task().model() for block, recipe in first.items()}
     recipe = trainings[0].recipe
-    assert isinstance(recipe, ClassificationRecipe)
     return measured_costs(models, batch=recipe.total_batch(1), size=recipe.data.size)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polynl.errors import SettingsError, check_resume_or_overwrite, chosen
-from polynl.report.paper import PAPER
+from polynl.results.paper import PAPER
 
 # The blocks that the paper compares on ImageNet, the plain network first.
 BLOCKS = tuple(PAPER["classification"].rows)

@@ -6,21 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
+from torchvision.transforms.v2 import Identity, Transform
 
-from polynl.data.classification import Unreadable, UnreadableImageError
-
-Split = Literal["train", "val"]
-
-
-class Part(BaseModel):
-    """A part of a recipe: an unknown key is an error, and the docstring below a key is its description."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+from polynl.data.images import Unreadable, UnreadableImageError
+from polynl.tasks.config import TaskConfig
 
 
 @dataclass(frozen=True)
@@ -59,17 +52,70 @@ class Images(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-class Task(ABC):
-    """Data, model, loss and scores of a task, from its part of a recipe."""
+@dataclass(frozen=True)
+class PaperTable:
+    """The paper's results for a task, each figure written here and nowhere else."""
 
-    best_by: str
-    """The score, of those the scorer computes, that the best checkpoint has the highest of."""
-    headline: tuple[str, ...]
-    """The scores that are shown after every epoch."""
+    setting: str
+    """Network and data set, such as "ResNet-50 on ImageNet"."""
+    scores: tuple[str, ...]
+    """The scores of a row, in its order, by their names in polynl."""
+    rows: Mapping[str, tuple[float, ...]]
+    """By block, or by block@placement where it does not stand at res4."""
+    digits: int = 2
+    """Decimals that the paper prints."""
+
+    def figures(self, row: str) -> dict[str, float]:
+        """A row's figures by score; empty if the paper has no such row."""
+        return dict(zip(self.scores, self.rows[row], strict=True)) if row in self.rows else {}
+
+
+class Task(ABC):
+    """Data, model, loss and scores of a task, from its keys in a recipe.
+
+    Whatever the rest of polynl needs to know of a task is said here: `polynl.tasks.registry` lists the tasks,
+    and training, reports and explanations find everything else through the class.
+    """
+
+    name: ClassVar[str]
+    """What recipes call the task."""
+    config: ClassVar[type[TaskConfig]]
+    """The keys that the task adds to a recipe."""
+    scores: ClassVar[Mapping[str, str]]
+    """Column headings of the scores that tables show, in their order."""
+    best_by: ClassVar[str]
+    """The score by which the best checkpoint is chosen, higher being better."""
+    headline: ClassVar[tuple[str, ...]]
+    """The scores shown after every epoch and drawn as curves."""
+    network: ClassVar[str] = "{arch}"
+    """What titles call the model; `{arch}` stands for the network that blocks go into."""
+    paper: ClassVar[PaperTable | None] = None
+    """The paper's table, if it has one for this task."""
+
+    @abstractmethod
+    def __init__(self, config: Any, labels: Mapping[int, str] | None = None) -> None:
+        """`config` is an instance of the class's `config`; `labels` are those of a trained model."""
+
+    @classmethod
+    def pretrained_labels(cls) -> dict[int, str] | None:
+        """The names of classes in published weights, for checkpoints without a file of labels."""
+        return None
 
     @abstractmethod
     def labels(self) -> dict[int, str]:
         """The names of what is told apart, by the numbers that the model knows them by."""
+
+    @abstractmethod
+    def view(self) -> Transform:
+        """From a uint8 image (3, h, w) to the uint8 image that the network sees; boxes move along."""
+
+    @abstractmethod
+    def inputs(self, image: Tensor) -> Any:
+        """What the model takes of one image of `view`, in eval mode."""
+
+    def output_labels(self) -> dict[int, str]:
+        """The names of classes by their numbers in the model's output."""
+        return self.labels()
 
     @abstractmethod
     def check(self, *, training: bool = True) -> None:
@@ -112,6 +158,14 @@ class DetectionTask(Task):
 
     detections_are: Literal["file", "folder"] = "file"
     """What `read_detections` reads, and a scorer saves."""
+
+    def view(self) -> Transform:
+        """Detectors resize images themselves."""
+        return Identity()
+
+    def inputs(self, image: Tensor) -> list[Tensor]:
+        """A list of one image, from 0 to 1."""
+        return [image.float() / 255]
 
     @abstractmethod
     def detect(self, model: nn.Module, images: Sequence[Tensor]) -> list[Mapping[str, Tensor]]:

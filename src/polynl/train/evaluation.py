@@ -96,7 +96,7 @@ def evaluate_checkpoint(
         except ValueError as error:
             raise SettingsError(f"--checkpoint: {error}") from error
         scorer = task.scorer(processes.device)
-        model = placed(model, recipe, processes.device)
+        model = to_device(model, recipe, processes.device)
         scored = evaluate(task, model, recipe, processes, scorer=scorer)
         assert scored is not None, "nothing asked it to stop"
         scores, skipped = scored
@@ -169,7 +169,7 @@ def set_up_torch(recipe: Recipe) -> None:
         torch.backends.cudnn.benchmark = False
 
 
-def placed(model: nn.Module, recipe: Recipe, device: torch.device) -> nn.Module:
+def to_device(model: nn.Module, recipe: Recipe, device: torch.device) -> nn.Module:
     """The model on the device, its weights laid out as its images are."""
     model = model.to(device)
     return model.to(memory_format=torch.channels_last) if recipe.channels_last else model

@@ -30,7 +30,7 @@ from polynl.train.checkpoint import (
     save_checkpoint,
 )
 from polynl.train.display import Display, epoch_line, summary
-from polynl.train.evaluation import autocast, evaluate, placed, set_up_torch, val_reader
+from polynl.train.evaluation import autocast, evaluate, set_up_torch, to_device, val_reader
 from polynl.train.interruption import Interruption
 from polynl.train.loading import Reader
 from polynl.train.optimizer import build_optimizer
@@ -38,7 +38,7 @@ from polynl.train.processes import Processes, joined
 from polynl.train.random_state import random_state, set_random_state, without_trace
 from polynl.train.recipe import Recipe
 from polynl.train.run_folder import RunFolder
-from polynl.train.sampler import Seeded, ShuffledShare, mixed
+from polynl.train.sampler import Seeded, ShuffledShare, hash_seed
 from polynl.train.totals import Totals
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -95,13 +95,13 @@ class Trainer:
         self._steps = len(self._data) // self._batch
         if self._steps == 0:
             raise SettingsError(f"batch: a step takes {self._batch} images, and there are {len(self._data)}.")
-        torch.manual_seed(mixed(recipe.seed))
-        self._model = placed(task.model(), recipe, processes.device)
+        torch.manual_seed(hash_seed(recipe.seed))
+        self._model = to_device(task.model(), recipe, processes.device)
         processes.check(self._model)
         self._optimizer = build_optimizer(self._model, recipe.optimizer)
         self._scaler = torch.amp.GradScaler(processes.device.type, enabled=recipe.precision == "float16")
         # Dropout differs between processes, as their images do.
-        torch.manual_seed(mixed(recipe.seed, processes.rank))
+        torch.manual_seed(hash_seed(recipe.seed, processes.rank))
         self._wrapped, self._settled = self._model, False
         self._reader = Reader(
             Seeded(self._data, recipe.seed),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from polynl.train.recipe import OptimizerPart
+from polynl.train.recipe import OptimizerConfig
 
 
-def build_optimizer(model: nn.Module, part: OptimizerPart) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, part: OptimizerConfig) -> torch.optim.Optimizer:
     """The optimizer of a model's trainable parameters; its learning rate is set at every step."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     vectors = [p for p in trainable if p.ndim < 2 and not part.decay_norm_and_bias]

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Annotated, Literal
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, create_model, field_validator, model_validator
 from typing_extensions import Self
 
 from polynl.errors import SettingsError
-from polynl.tasks.base import Part, Task
-from polynl.tasks.classification import Classification, ClassificationData, ClassifierPart, LossPart
-from polynl.tasks.face_detection import FaceData, FaceDetection, FaceDetectorPart
-from polynl.tasks.instance_segmentation import InstanceData, InstanceSegmentation, MaskRCNNPart
-from polynl.tasks.network import NetworkPart
-from polynl.train.schedule import SchedulePart
+from polynl.tasks.base import Task
+from polynl.tasks.config import Config, TaskConfig
+from polynl.tasks.registry import task_class
+from polynl.train.schedule import ScheduleConfig
 
 
-class OptimizerPart(Part):
+class OptimizerConfig(Config):
     """How the weights move."""
 
     name: Literal["sgd", "adamw"] = "sgd"
@@ -41,25 +39,23 @@ class OptimizerPart(Part):
     """Scale the gradient down to this norm where it is longer."""
 
     @model_validator(mode="after")
-    def _momentum_for_nesterov(self) -> OptimizerPart:
+    def _momentum_for_nesterov(self) -> OptimizerConfig:
         if self.name == "sgd" and self.nesterov and self.momentum == 0:
             raise ValueError("nesterov needs a momentum above 0")
         return self
 
 
-class Recipe(Part):
+class Recipe(TaskConfig):
     """What every task's recipe has."""
 
-    task: str
-    """What is learned."""
     epochs: int = Field(gt=0)
     """How often every image is seen."""
     batch: int | None = Field(None, gt=0)
     """Images in a step, over all processes together."""
     batch_per_process: int | None = Field(None, gt=0, validate_default=True)
     """Instead of `batch`: images in a step in each process."""
-    optimizer: OptimizerPart = OptimizerPart()
-    schedule: SchedulePart = SchedulePart()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
     seed: int = Field(0, ge=0)
     """Of the first weights, of the order of the images and of their augmentation."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -80,7 +76,6 @@ class Recipe(Part):
     """Score after so many epochs, and after the last."""
     checkpoint_every: int = Field(500, gt=0)
     """Steps between two checkpoints; there is one after every epoch as well."""
-    model: NetworkPart
 
     @field_validator("batch_per_process")
     @classmethod
@@ -91,7 +86,7 @@ class Recipe(Part):
 
     @field_validator("schedule")
     @classmethod
-    def _rise_fits(cls, schedule: SchedulePart, others: ValidationInfo) -> SchedulePart:
+    def _rise_fits(cls, schedule: ScheduleConfig, others: ValidationInfo) -> ScheduleConfig:
         epochs = others.data.get("epochs", schedule.warmup_epochs)
         if schedule.warmup_epochs > epochs:
             raise ValueError(
@@ -128,53 +123,29 @@ class Recipe(Part):
         reference = self.optimizer.lr_batch
         return self.optimizer.lr if reference is None else self.optimizer.lr * batch / reference
 
-    @abstractmethod
     def build_task(self, labels: Mapping[int, str] | None = None) -> Task:
         """The task, with nothing built yet; `labels`: those of a trained model, in place of the data's."""
+        return task_class(self.task)(self, labels)
+
+    def __reduce__(self) -> tuple[Callable[..., Recipe], tuple[dict[str, Any]]]:
+        """The class is made when it is asked for, so that pickle does not find it by its name."""
+        return _validated, (self.model_dump(mode="json"),)
 
 
-class ClassificationRecipe(Recipe):
-    """Images of one class each."""
-
-    task: Literal["classification"]
-    """What is learned."""
-    model: ClassifierPart = ClassifierPart()
-    data: ClassificationData
-    loss: LossPart = LossPart()
-
-    def build_task(self, labels: Mapping[int, str] | None = None) -> Classification:
-        """See :class:`polynl.tasks.classification.Classification`."""
-        return Classification(self.model, self.data, self.loss, labels)
+def _validated(content: dict[str, Any]) -> Recipe:
+    return recipe_class(content["task"]).model_validate(content)
 
 
-class InstanceSegmentationRecipe(Recipe):
-    """Images with things in them, each with a box and a mask."""
-
-    task: Literal["instance_segmentation"]
-    """What is learned."""
-    model: MaskRCNNPart = MaskRCNNPart()
-    data: InstanceData
-
-    def build_task(self, labels: Mapping[int, str] | None = None) -> InstanceSegmentation:
-        """See :class:`polynl.tasks.instance_segmentation.InstanceSegmentation`."""
-        return InstanceSegmentation(self.model, self.data, labels)
+def recipe_class(task: object) -> type[Recipe]:
+    """The recipe of a task: the keys that all recipes have, and the task's own."""
+    return _recipe_class(task_class(task))
 
 
-class FaceDetectionRecipe(Recipe):
-    """Images with faces in them."""
-
-    task: Literal["face_detection"]
-    """What is learned."""
-    model: FaceDetectorPart = FaceDetectorPart()
-    data: FaceData
-
-    def build_task(self, labels: Mapping[int, str] | None = None) -> FaceDetection:
-        """See :class:`polynl.tasks.face_detection.FaceDetection`."""
-        return FaceDetection(self.model, self.data, labels)
-
-
-RECIPES: dict[str, type[Recipe]] = {
-    "classification": ClassificationRecipe,
-    "instance_segmentation": InstanceSegmentationRecipe,
-    "face_detection": FaceDetectionRecipe,
-}
+@cache
+def _recipe_class(task: type[Task]) -> type[Recipe]:
+    bases: Any = (task.config, Recipe)  # in this order the task's types of `model` and `data` hold
+    named: Any = Literal[task.name]
+    description = TaskConfig.model_fields["task"].description
+    return create_model(
+        f"{task.__name__}Recipe", __base__=bases, task=(named, Field(description=description))
+    )

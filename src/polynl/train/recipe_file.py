@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from polynl.errors import SettingsError, near_matches
-from polynl.train.recipe import RECIPES, Recipe
+from polynl.train.recipe import Recipe, recipe_class
 from polynl.train.recipe_yaml import read_yaml, write_yaml
 
 BUILT_IN = Path(__file__).parent.parent / "recipes"
@@ -36,14 +36,14 @@ def recipe_of(content: Any, name: str, options: Sequence[str] = ()) -> Recipe:
     """The recipe of nested dicts; `name` is what an error calls them."""
     if not isinstance(content, Mapping):
         raise SettingsError(f"{name} is no recipe: expected keys and values, got {_kind(content)}.")
-    task = content.get("task")
-    if not isinstance(task, str) or task not in RECIPES:
-        hint = near_matches(str(task), RECIPES)
-        raise SettingsError(f"{name}: task must be one of {', '.join(RECIPES)}; got {task!r}.{hint}")
     try:
-        return RECIPES[task].model_validate(content)
+        recipe = recipe_class(content.get("task"))
+    except SettingsError as error:
+        raise SettingsError(f"{name}: {error}") from None
+    try:
+        return recipe.model_validate(content)
     except ValidationError as error:
-        raise SettingsError(_explained(error, RECIPES[task], name, options)) from None
+        raise SettingsError(_explained(error, recipe, name, options)) from None
 
 
 def to_yaml(recipe: Recipe) -> str:

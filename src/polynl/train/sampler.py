@@ -37,7 +37,7 @@ class ShuffledShare(Sampler[list[Key]]):
         first_step: int = 0,
         groups: Sequence[int] | None = None,
     ) -> None:
-        generator = torch.Generator().manual_seed(mixed(seed, epoch))
+        generator = torch.Generator().manual_seed(hash_seed(seed, epoch))
         self._order = torch.randperm(length, generator=generator)
         if groups is not None:
             if len(groups) != length:
@@ -89,14 +89,14 @@ class Seeded(Dataset[Any]):
     def __getitem__(self, key: Key) -> Any:
         epoch, index = key
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(mixed(self._seed, epoch, index))
+            torch.default_generator.manual_seed(hash_seed(self._seed, epoch, index))
             return self._dataset[index]
 
 
-def mixed(*numbers: int) -> int:
+def hash_seed(*numbers: int) -> int:
     """One seed from several numbers: a change in any of them changes all of it.
 
-    >>> mixed(0, 1) == mixed(1, 0)
+    >>> hash_seed(0, 1) == hash_seed(1, 0)
     False
     """
     digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()

@@ -7,10 +7,10 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from polynl.tasks.base import Part
+from polynl.tasks.config import Config
 
 
-class SchedulePart(Part):
+class ScheduleConfig(Config):
     """How the learning rate goes over a run."""
 
     name: Literal["constant", "steps", "cosine"] = "steps"
@@ -36,7 +36,7 @@ class SchedulePart(Part):
     def factor(self, step: int, steps_per_epoch: int, epochs: int) -> float:
         """What the highest learning rate is multiplied by at a step, counted from 0.
 
-        >>> goyal = SchedulePart(warmup_epochs=5, milestones=(30, 60, 80))
+        >>> goyal = ScheduleConfig(warmup_epochs=5, milestones=(30, 60, 80))
         >>> [round(goyal.factor(epoch, 1, 90), 6) for epoch in (0, 4, 5, 29, 30, 60, 80)]
         [0.2, 1.0, 1.0, 1.0, 0.1, 0.01, 0.001]
         """

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
 
 from polynl.errors import SettingsError
 from polynl.models.weights import load_weights
 from polynl.tasks.base import Task
-from polynl.train.evaluation import placed
+from polynl.tasks.registry import task_class
+from polynl.train.evaluation import to_device
 from polynl.train.recipe import Recipe
 from polynl.train.recipe_file import load_recipe
 from polynl.train.run_folder import LABELS, RECIPE
@@ -36,7 +36,7 @@ def recipe_for(
 
 def task_for(checkpoint: Path, recipe: Recipe) -> Task:
     """The recipe's task, with the names of classes that the run has kept."""
-    return recipe.untrained().build_task(_labels(checkpoint, recipe.task))
+    return recipe.untrained().build_task(_labels(checkpoint, recipe))
 
 
 def model_in(checkpoint: Path, recipe: Recipe, task: Task, device: torch.device) -> nn.Module:
@@ -48,17 +48,14 @@ def model_in(checkpoint: Path, recipe: Recipe, task: Task, device: torch.device)
         raise SettingsError(
             f"--checkpoint: {error}. A run keeps {RECIPE} and {LABELS} beside its checkpoints; keep them so."
         ) from error
-    return placed(model, recipe, device).eval()
+    return to_device(model, recipe, device).eval()
 
 
-def _labels(checkpoint: Path, task: str) -> dict[int, str] | None:
-    """The names that the run has kept, or those of torchvision's COCO weights, or None for the task's own."""
+def _labels(checkpoint: Path, recipe: Recipe) -> dict[int, str] | None:
+    """The names that the run has kept, or those of published weights, or None for the task's own."""
     file = checkpoint.parent / LABELS
-    if not file.is_file() and task != "instance_segmentation":
-        return None
     if not file.is_file():
-        names = MaskRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"]
-        return {number: name for number, name in enumerate(names) if number > 0}
+        return task_class(recipe.task).pretrained_labels()
     try:
         return {int(number): str(name) for number, name in json.loads(file.read_text("utf-8")).items()}
     except (ValueError, AttributeError) as error:

@@ -1,1 +1,0 @@
-"""Scores that libraries compute, over what our tasks find."""

@@ -1,0 +1,1 @@
+"""What runs leave behind, as data: trainings and their scores, benchmarks, tables."""

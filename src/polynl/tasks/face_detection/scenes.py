@@ -1,0 +1,383 @@
+"""Scenes with faces, drawn from a seed: what face detection is tried out on.
+
+A face is an ellipse, about 1.3 times as tall as wide, with hair, eyes, a nose and a mouth, of any skin tone,
+lit from one side and turned a little. Between faces lie bare ellipses and boxes, some of a skin's colour, and
+behind it all is clutter. Scenes are of four kinds, as WIDER FACE has its events: few large faces, groups,
+crowds of dozens, down to a height of 4 pixels, and none at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from polynl.data.scenes import seed_of
+from polynl.tasks.face_detection.data import (
+    BoxesOfImages,
+    FaceImage,
+    FaceTransform,
+    corners,
+    event_and_name,
+    face_sample,
+)
+
+SMALLEST = 4.0
+SUBSETS = {"easy": 25.0, "medium": 15.0, "hard": 5.0}
+"""The least height, in pixels, of a face that counts; each subset holds those before it.
+
+WIDER FACE's subsets are officially by how well EdgeBox finds the faces; in its files that comes to heights of
+at least 50, 30 and 10 pixels, and of all faces that are so high 98 % belong. These are half of that.
+"""
+# Scenes are drawn this many at a time, each chunk from a seed of its own, so that a scene depends on its
+# number and not on how many there are; and they are painted a few at a time, to spare memory.
+CHUNK, _PAINTED = 100, 10
+_MOST_PIXELS = 2**20
+
+
+@dataclass(frozen=True)
+class Event:
+    """A kind of scene."""
+
+    name: str
+    share: float
+    faces: tuple[int, int]
+    """How many are tried; those that would hide another are left out."""
+    heights: tuple[float, float]
+    """Fractions of the image's side; none is below `SMALLEST`."""
+
+
+EVENTS = (
+    Event("0--Portrait", 0.30, (1, 3), (0.20, 0.50)),
+    Event("1--Group", 0.35, (4, 14), (0.07, 0.22)),
+    Event("2--Crowd", 0.30, (30, 70), (0.00, 0.08)),
+    Event("3--Empty", 0.05, (0, 0), (0.00, 0.50)),
+)
+_ANY_HEIGHT = 0.15
+"""So many faces have any height that there is, whatever the event."""
+_ASPECTS, _LARGEST_TURN = (1.15, 1.45), 0.3
+_DISTRACTORS, _CLUTTER = 10, 10
+# Smaller ones without features would look as faces do whose features are too small to see.
+_SMALLEST_DISTRACTOR = 10.0
+# Of two boxes, so much of the smaller one may be hidden by the other.
+_HIDDEN = 0.2
+_FACE, _ELLIPSE, _BOX = range(3)
+_SKIN = ((0.98, 0.84, 0.74), (0.92, 0.74, 0.60), (0.80, 0.60, 0.45), (0.62, 0.43, 0.30), (0.40, 0.27, 0.19))
+_HAIR = ((0.10, 0.08, 0.07), (0.30, 0.19, 0.11), (0.62, 0.45, 0.22), (0.70, 0.68, 0.66), (0.45, 0.16, 0.08))
+_HAIRLINE = -0.55
+# Centre and radii in units of the face's half width and half height, left and right alike; opacity; colour.
+_FEATURES = (
+    ((0.40, -0.10), (0.24, 0.13), 0.9, (0.93, 0.92, 0.90)),
+    ((0.40, -0.10), (0.13, 0.12), 1.0, (0.08, 0.06, 0.06)),
+    ((0.40, -0.32), (0.27, 0.05), 0.7, (0.08, 0.06, 0.06)),
+    ((0.00, 0.18), (0.09, 0.22), 0.2, (0.00, 0.00, 0.00)),
+    ((0.00, 0.56), (0.38, 0.09), 0.9, (0.55, 0.16, 0.16)),
+)
+
+
+@dataclass(frozen=True)
+class Items:
+    """k things to paint, in pixels."""
+
+    scenes: Tensor
+    """(k,), the number of the scene that each is in."""
+    kinds: Tensor
+    centres: Tensor
+    radii: Tensor
+    """(k, 2), half width and half height before turning."""
+    angles: Tensor
+    colours: Tensor
+    hair: Tensor
+    light: Tensor
+    """(k,), how much brighter the right edge is than the middle."""
+
+    @property
+    def boxes(self) -> Tensor:
+        """(k, 4): left, top, right and bottom edge, tight around the turned ellipse."""
+        cos, sin = torch.cos(self.angles), torch.sin(self.angles)
+        a, b = self.radii.unbind(1)
+        reach = torch.stack([torch.hypot(a * cos, b * sin), torch.hypot(a * sin, b * cos)], 1)
+        return torch.cat([self.centres - reach, self.centres + reach], 1)
+
+    def of_scenes(self, first: int, end: int) -> Items:
+        """Those of some scenes, which are numbered from 0 then."""
+        some = self[(self.scenes >= first) & (self.scenes < end)]
+        return replace(some, scenes=some.scenes - first)
+
+    def __getitem__(self, chosen: Tensor) -> Items:
+        return Items(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
+
+
+class FaceTruth(NamedTuple):
+    """Faces by event and name of the image, in numpy's arrays."""
+
+    boxes: dict[tuple[str, str], Any]
+    """All of them, (n, 4): left and top edge, width, height."""
+    subsets: dict[str, dict[tuple[str, str], Any]]
+    """For each of `SUBSETS`, which of an image's faces count: places in its boxes, from 0 on."""
+
+
+class FaceScenes(Dataset[tuple[Tensor, dict[str, Any]]]):
+    """`count` scenes of one split, with samples as `FaceImages` has them; all are drawn when it is built.
+
+    >>> scenes = FaceScenes(4, size=96, split="val", seed=0, training=True)
+    >>> image, target = scenes[0]
+    >>> tuple(image.shape), target["name"], tuple(target["boxes"].shape)
+    ((3, 96, 96), '2--Crowd/000000.png', (36, 4))
+    """
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        size: int,
+        split: str,
+        seed: int,
+        training: bool,
+        transform: FaceTransform | None = None,
+    ) -> None:
+        if count < 1 or size < 32:
+            raise ValueError(f"count {count}, size {size}: expected at least 1 scene, and 32 pixels.")
+        drawn = draw_face_scenes(count, size=size, split=split, seed=seed)
+        images, faces = zip(*drawn, strict=True)
+        self.images = torch.cat(images)
+        drawn_faces = [image for some in faces for image in some]
+        self.names = [image.name for image in drawn_faces]
+        self._boxes = BoxesOfImages([image.boxes for image in drawn_faces])
+        self._training, self._transform = training, transform
+
+    @property
+    def faces(self) -> list[FaceImage]:
+        """All faces of every scene."""
+        return [_valid(name, self._boxes[number]) for number, name in enumerate(self.names)]
+
+    def ground_truth(self) -> FaceTruth:
+        """What detections are compared with."""
+        images = {event_and_name(image.name): image.boxes for image in self.faces}
+        subsets = {
+            subset: {key: torch.where(boxes[:, 3] >= least)[0].numpy() for key, boxes in images.items()}
+            for subset, least in SUBSETS.items()
+        }
+        return FaceTruth({key: boxes.numpy() for key, boxes in images.items()}, subsets)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Any]]:
+        number = range(len(self))[index]
+        name, boxes = self.names[number], corners(self._boxes[number])
+        target = {"image_id": number, "name": name}
+        return face_sample(
+            self.images[number], boxes, target, training=self._training, transform=self._transform
+        )
+
+
+def draw_face_scenes(
+    count: int, *, size: int, split: str, seed: int
+) -> Iterator[tuple[Tensor, list[FaceImage]]]:
+    """The scenes of a split, (n, 3, size, size) as uint8, and their faces, a few at a time."""
+    for first in range(0, count, CHUNK):
+        generator = torch.Generator().manual_seed(seed_of(seed, split, first // CHUNK))
+        draw = _Draw(size, generator)
+        events, clutter, items = draw.scenes(CHUNK)
+        for start in range(0, min(CHUNK, count - first), _PAINTED):
+            # All of them are painted: the next ones are not to depend on how many are wanted.
+            pictures = draw.background(_PAINTED)
+            _paint(pictures, clutter.of_scenes(start, start + _PAINTED))
+            seen = items.of_scenes(start, start + _PAINTED)
+            _paint(pictures, seen)
+            pictures = (pictures + draw.noise(_PAINTED)).clamp_(0, 1).mul_(255).round_().byte()
+            faces = seen[seen.kinds == _FACE]
+            numbers = range(first + start, min(first + start + _PAINTED, count))
+            names = [f"{EVENTS[events[number - first]].name}/{number:06}.png" for number in numbers]
+            yield pictures[: len(names)], [_face_image(faces, *named) for named in enumerate(names)]
+
+
+def _face_image(faces: Items, scene: int, name: str) -> FaceImage:
+    left_top, right_bottom = faces[faces.scenes == scene].boxes.split(2, 1)
+    return _valid(name, torch.cat([left_top, right_bottom - left_top], 1))
+
+
+def _valid(name: str, boxes: Tensor) -> FaceImage:
+    return FaceImage(name, boxes, torch.zeros(len(boxes), dtype=torch.bool))
+
+
+# What is in a scene
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """Draws scenes of a size at random."""
+
+    size: int
+    generator: torch.Generator
+
+    def scenes(self, count: int) -> tuple[list[int], Items, Items]:
+        """Places in `EVENTS`; what lies behind; and faces with things between them, hardly overlapping."""
+        shares = torch.tensor([event.share for event in EVENTS])
+        events = torch.multinomial(shares, count, replacement=True, generator=self.generator)
+        fewest, most = torch.tensor([event.faces for event in EVENTS])[events].unbind(1)
+        numbers = fewest + (self._uniform(count) * (most - fewest + 1)).long()
+        scenes = torch.arange(count)
+        faces = self._faces(scenes.repeat_interleave(numbers), events)
+        others = self._others(scenes.repeat_interleave(_DISTRACTORS), heights=(0.06, 0.3), aspects=(0.7, 1.6))
+        clutter = self._others(scenes.repeat_interleave(_CLUTTER), heights=(0.1, 0.5), aspects=(0.6, 2.0))
+        kept = torch.cat([_apart(faces, others, scene) for scene in range(count)])
+        return events.tolist(), clutter, _joined(faces, others)[kept]
+
+    def background(self, count: int) -> Tensor:
+        """Soft patches of colour, coarse and fine."""
+        base = self._uniform(count, 3, 1, 1, low=0.2, high=0.8)
+        coarse = self._uniform(count, 3, 4, 4, low=-0.25, high=0.25)
+        fine = self._uniform(count, 3, 16, 16, low=-0.12, high=0.12)
+        patches = base + F.interpolate(coarse, size=(16, 16), mode="bilinear") + fine
+        return F.interpolate(patches, size=(self.size, self.size), mode="bilinear")
+
+    def noise(self, count: int) -> Tensor:
+        """Of a strength that differs from scene to scene."""
+        strength = self._uniform(count, 1, 1, 1, low=0.01, high=0.06)
+        return torch.randn(count, 3, self.size, self.size, generator=self.generator).mul_(strength)
+
+    def _faces(self, scenes: Tensor, events: Tensor) -> Items:
+        count = len(scenes)
+        lowest = torch.tensor([max(SMALLEST, event.heights[0] * self.size) for event in EVENTS])
+        highest = torch.tensor([event.heights[1] * self.size for event in EVENTS]).maximum(1.5 * lowest)
+        anyhow = self._uniform(count) < _ANY_HEIGHT
+        low = torch.where(anyhow, lowest.min(), lowest[events[scenes]])
+        high = torch.where(anyhow, highest.max(), highest[events[scenes]])
+        heights = low * (high / low) ** self._uniform(count)
+        kinds = torch.full((count,), _FACE)
+        turn = self._uniform(count, low=-_LARGEST_TURN, high=_LARGEST_TURN)
+        return self._items(scenes, kinds, heights, _ASPECTS, turn, self._skin(count))
+
+    def _others(self, scenes: Tensor, *, heights: tuple[float, float], aspects: tuple[float, float]) -> Items:
+        count = len(scenes)
+        low, high = (max(_SMALLEST_DISTRACTOR, height * self.size) for height in heights)
+        sizes = low * (high / low) ** self._uniform(count)
+        kinds = torch.where(self._uniform(count) < 0.6, _ELLIPSE, _BOX)
+        turn = self._uniform(count, low=-1.5, high=1.5)
+        colours = torch.where(self._uniform(count, 1) < 0.4, self._skin(count), self._uniform(count, 3))
+        return self._items(scenes, kinds, sizes, aspects, turn, colours)
+
+    def _items(
+        self,
+        scenes: Tensor,
+        kinds: Tensor,
+        heights: Tensor,
+        aspects: tuple[float, float],
+        angles: Tensor,
+        colours: Tensor,
+    ) -> Items:
+        """At places where they are whole, if they fit."""
+        count = len(scenes)
+        widths = heights / self._uniform(count, low=aspects[0], high=aspects[1])
+        radii = torch.stack([widths, heights], 1) / 2
+        hair = torch.tensor(_HAIR)[torch.randint(len(_HAIR), (count,), generator=self.generator)]
+        light = self._uniform(count, low=-0.25, high=0.25)
+        centred = Items(scenes, kinds, torch.zeros(count, 2), radii, angles, colours, hair, light)
+        reach = centred.boxes[:, 2:].clamp(max=self.size / 2)
+        centres = reach + (self.size - 2 * reach) * self._uniform(count, 2)
+        return replace(centred, centres=centres)
+
+    def _skin(self, count: int) -> Tensor:
+        """Between two tones, in any light."""
+        tones = torch.tensor(_SKIN)
+        place = self._uniform(count) * (len(tones) - 1)
+        lower = place.long().clamp(max=len(tones) - 2)
+        tone = torch.lerp(tones[lower], tones[lower + 1], (place - lower)[:, None])
+        return tone * self._uniform(count, 1, low=0.6, high=1.05)
+
+    def _uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
+        return low + (high - low) * torch.rand(*shape, generator=self.generator)
+
+
+def _joined(one: Items, other: Items) -> Items:
+    parts = {field.name: (getattr(one, field.name), getattr(other, field.name)) for field in fields(Items)}
+    return Items(**{name: torch.cat(both) for name, both in parts.items()})
+
+
+def _apart(faces: Items, others: Items, scene: int) -> Tensor:
+    """Places, in both of them joined, of a scene's items that hardly hide each other: large faces first."""
+    (of_faces,) = torch.where(faces.scenes == scene)
+    (of_others,) = torch.where(others.scenes == scene)
+    of_faces = of_faces[faces.radii[of_faces, 1].argsort(descending=True, stable=True)]
+    low, high = torch.cat([faces[of_faces].boxes, others[of_others].boxes]).split(2, 1)
+    common = (high[:, None].minimum(high) - low[:, None].maximum(low)).clamp(min=0).prod(2)
+    areas = (high - low).prod(1)
+    hiding = (common > _HIDDEN * areas[:, None].minimum(areas)).tolist()
+    kept: list[int] = []
+    for place, hides in enumerate(hiding):
+        if not any(hides[earlier] for earlier in kept):
+            kept.append(place)
+    return torch.cat([of_faces, len(faces.scenes) + of_others])[kept]
+
+
+# How it is painted
+
+
+def _paint(pictures: Tensor, items: Items) -> None:
+    """Paint into pictures (n, 3, h, w), larger ones over smaller ones; each in a window just around it."""
+    low, high = items.boxes.split(2, 1)
+    # The corners of a box are outside of the ellipse's bounds, by this factor at most.
+    sides = (high - low).amax(1) * torch.where(items.kinds == _BOX, 2**0.5, 1.0) + 3
+    # Few sizes of windows, so that many items share one, and none much larger than its item.
+    powers = 2 ** sides.log2().ceil()
+    windows = torch.where(sides <= 0.75 * powers, 0.75 * powers, powers).long()
+    for window in windows.unique().tolist():
+        (group,) = torch.where(windows == window)
+        group = group[items.radii[group].amax(1).argsort(stable=True)]
+        for part in group.split(max(1, _MOST_PIXELS // window**2)):
+            _paint_windows(pictures, items[part], window)
+
+
+def _paint_windows(pictures: Tensor, items: Items, window: int) -> None:
+    corners = (items.centres - window / 2).floor().long()
+    covered, colours = _looks(items, corners, window)
+    height, width = pictures.shape[2:]
+    for number, (scene, (left, top)) in enumerate(zip(items.scenes.tolist(), corners.tolist(), strict=True)):
+        down = slice(max(0, -top), min(window, height - top))
+        across = slice(max(0, -left), min(window, width - left))
+        place = pictures[
+            scene, :, top + down.start : top + down.stop, left + across.start : left + across.stop
+        ]
+        place.lerp_(colours[number, :, down, across], covered[number, :, down, across])
+
+
+def _looks(items: Items, corners: Tensor, window: int) -> tuple[Tensor, Tensor]:
+    """How much of every pixel of its window each item covers, (k, 1, w, w), and its colours, (k, 3, w, w)."""
+    pixel = torch.arange(window) + 0.5
+    right, down = (pixel + (corners - items.centres)[:, :, None]).unbind(1)
+    cos, sin = (turn(items.angles)[:, None, None] for turn in (torch.cos, torch.sin))
+    right, down = right[:, None, :], down[:, :, None]
+    u, v = cos * right + sin * down, cos * down - sin * right
+    a, b = items.radii[:, :, None, None].unbind(1)
+    box = (0.5 - torch.maximum(u.abs() - a, v.abs() - b)).clamp_(0, 1)
+    covered = torch.where((items.kinds == _BOX)[:, None, None], box, _ellipse(u, v, a, b))
+    shading = 1 + items.light[:, None, None] * u / a
+    colours = items.colours[:, :, None, None] * shading[:, None]
+    faces = items.kinds == _FACE
+    if faces.any():
+        hair = items.hair[faces][:, :, None, None]
+        colours[faces] = _with_features(colours[faces], hair, u[faces], v[faces], a[faces], b[faces])
+    return covered[:, None], colours
+
+
+def _with_features(colours: Tensor, hair: Tensor, u: Tensor, v: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    for (x, y), (wide, high), opacity, colour in _FEATURES:
+        covered = opacity * _ellipse(u.abs() - x * a, v - y * b, wide * a, high * b)
+        colours = colours.lerp(torch.tensor(colour)[:, None, None].expand_as(colours), covered[:, None])
+    above = (0.5 + _HAIRLINE * b - v).clamp_(0, 1)
+    return colours.lerp(hair.expand_as(colours), above[:, None])
+
+
+def _ellipse(u: Tensor, v: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """How much of a pixel at (u, v) an ellipse covers, by its distance from the edge, to first order."""
+    across, down = u / a, v / b
+    radius = (across**2 + down**2).sqrt_()
+    slope = ((across / a) ** 2 + (down / b) ** 2).sqrt_().clamp_(min=1e-9)
+    return (0.5 - radius * (radius - 1) / slope).clamp_(0, 1)

@@ -1,0 +1,1 @@
+"""Instance segmentation: COCO files or scenes, Mask R-CNN, AP of boxes and masks."""

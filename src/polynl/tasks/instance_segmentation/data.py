@@ -1,0 +1,163 @@
+"""Images with instances in COCO's format."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from pycocotools import mask as coco_mask
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from polynl.data.images import Unreadable, UnreadableImageError, read_for_detector, read_or_stand_in
+from polynl.errors import SettingsError
+from polynl.tasks.instance_segmentation.annotations import Annotations, Entry, mask_of
+
+_LARGEST_LABEL = 1000
+# In pixels: what is thinner may have no extent at all once it is mirrored or resized, in float32.
+_LEAST_EXTENT = 0.01
+_ASPECT_BINS = [2.0 ** (-1 + place / 3) for place in range(7)]
+
+
+class CocoImages(Dataset[Any]):
+    """Images and their objects, in order of ids: (image as uint8, target), as torchvision's reference has it.
+
+    A target has the `image_id`; in training also `boxes` (k, 4), left, top, right and bottom edge, `labels`
+    (k,) and `masks` (k, h, w), of what is no crowd and has a box of some width and height in the image.
+
+    Training leaves out images with no annotation, or whose boxes all have a side of at most 1; one that has
+    crowds only stays, with k = 0. In scoring all images stay.
+
+    `on_bad_image` "stop": an image that cannot be decoded, or is not as large as the annotations say, raises;
+    "skip": an `Unreadable` stands in for it.
+    """
+
+    def __init__(
+        self,
+        annotations: Annotations,
+        folder: str | os.PathLike[str],
+        *,
+        labels: Mapping[int, int],
+        training: bool,
+        flip: float = 0.5,
+        on_bad_image: Literal["stop", "skip"],
+    ) -> None:
+        missing = sorted(annotations.categories.keys() - labels.keys())
+        if training and missing:
+            raise ValueError(f"labels {dict(labels)}: expected one for each category, also for {missing}.")
+        self._annotations, self._folder, self._labels = annotations, os.fspath(folder), labels
+        self._training, self._stops = training, on_bad_image == "stop"
+        self._flip = v2.RandomHorizontalFlip(flip)
+        self._objects: dict[int, list[Entry]] = defaultdict(list)
+        for entry in annotations.content["annotations"]:
+            self._objects[entry["image_id"]].append(entry)
+        images = sorted(annotations.content["images"], key=lambda image: image["id"])
+        self._images: list[Entry] = [
+            image for image in images if not training or _has_objects(self._objects.get(image["id"], []))
+        ]
+        if not self._images:
+            wanted = "image with an object to train on" if training else "image"
+            raise SettingsError(f"{annotations.path} has no {wanted}.")
+
+    @property
+    def ground_truth(self) -> dict[str, Any]:
+        """What detections are compared with, in COCO's format."""
+        return self._annotations.content
+
+    @property
+    def aspect_ratios(self) -> list[float]:
+        """Width by height of every image, from the annotations."""
+        return [image["width"] / image["height"] for image in self._images]
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Any]] | Unreadable:
+        entry = self._images[index]
+        path = os.path.join(self._folder, entry["file_name"])
+        remedy = "Mend it, or take it out of the annotations"
+        image = read_or_stand_in(path, stops=self._stops, remedy=remedy, read=partial(self._read, entry))
+        if isinstance(image, Unreadable):
+            return image
+        target: dict[str, Any] = {"image_id": entry["id"]}
+        if not self._training:
+            return image, target
+        return flipped(image, target | self._instances(entry), self._flip)
+
+    def _read(self, entry: Entry, path: str) -> Tensor:
+        image = read_for_detector(path)
+        (height, width), said = image.shape[1:], (entry["width"], entry["height"])
+        if (width, height) != said:
+            raise UnreadableImageError(
+                f"{path} is {width} wide and {height} high, and {self._annotations.path} says {said[0]} wide "
+                f"and {said[1]} high (image id {entry['id']})"
+            )
+        return image
+
+    def _instances(self, image: Entry) -> dict[str, Tensor]:
+        objects = [entry for entry in self._objects.get(image["id"], []) if not entry["iscrowd"]]
+        boxes = torch.tensor([entry["bbox"] for entry in objects], dtype=torch.float32).reshape(-1, 4)
+        boxes[:, 2:] += boxes[:, :2]
+        boxes[:, 0::2].clamp_(min=0, max=image["width"])
+        boxes[:, 1::2].clamp_(min=0, max=image["height"])
+        (kept,) = torch.where((boxes[:, 2:] - boxes[:, :2] > _LEAST_EXTENT).all(1))
+        objects = [objects[place] for place in kept.tolist()]
+        labels = torch.tensor([self._labels[entry["category_id"]] for entry in objects], dtype=torch.int64)
+        return {"boxes": boxes[kept], "labels": labels, "masks": _masks(objects, image)}
+
+
+def flipped(
+    image: Tensor, target: dict[str, Any], flip: v2.RandomHorizontalFlip
+) -> tuple[Tensor, dict[str, Any]]:
+    """Image, boxes and masks, all of them mirrored or none."""
+    boxes = tv_tensors.BoundingBoxes(target["boxes"], format="XYXY", canvas_size=tuple(image.shape[1:]))
+    parts = flip(tv_tensors.Image(image), boxes, tv_tensors.Mask(target["masks"]))
+    image, boxes, masks = (part.as_subclass(Tensor) for part in parts)
+    return image, target | {"boxes": boxes, "masks": masks}
+
+
+def aspect_groups(ratios: Sequence[float]) -> list[int]:
+    """Which images may share a batch: 8 groups of like width by height, as in torchvision's reference.
+
+    >>> aspect_groups([0.4, 0.5, 0.99, 1.0, 1.5, 2.0])
+    [0, 1, 3, 4, 5, 7]
+    """
+    return [bisect_right(_ASPECT_BINS, ratio) for ratio in ratios]
+
+
+def contiguous_labels(categories: Iterable[int]) -> dict[int, int]:
+    """Labels from 1 on, in order of ids.
+
+    >>> contiguous_labels({90: "toothbrush", 1: "person"})
+    {1: 1, 90: 2}
+    """
+    return {number: label for label, number in enumerate(sorted(categories), 1)}
+
+
+def labels_by_id(categories: Mapping[int, str]) -> dict[int, int]:
+    """Every category's id as its label, as weights trained on COCO have it: 80 labels, up to 90."""
+    for number, name in sorted(categories.items()):
+        if not 1 <= number <= _LARGEST_LABEL:
+            raise SettingsError(
+                f"category {name!r} has the id {number}: a label is a number from 1 to {_LARGEST_LABEL}; "
+                "--data.category-ids renumber numbers the categories from 1."
+            )
+    return {number: number for number in sorted(categories)}
+
+
+def _masks(objects: list[Entry], image: Entry) -> Tensor:
+    if not objects:
+        return torch.zeros(0, image["height"], image["width"], dtype=torch.uint8)
+    masks = [mask_of(entry, image) for entry in objects]
+    return torch.from_numpy(coco_mask.decode(masks)).permute(2, 0, 1).contiguous()
+
+
+def _has_objects(objects: list[Entry]) -> bool:
+    return any(min(entry["bbox"][2:]) > 1 for entry in objects)

@@ -1,0 +1,173 @@
+"""Wherever no block can go, an error says so and leaves the model as it was."""
+
+import warnings
+
+import pytest
+import torch
+import torchvision
+from hosts import Tiny, hooks
+from torch import nn
+
+from polynl.blocks.poly_nl import PolyNL
+from polynl.insertion import insert, remove
+
+
+def snapshot(model):
+    return (
+        {name: type(m) for name, m in model.named_modules()},
+        {name: m.training for name, m in model.named_modules()},
+        hooks(model),
+        sorted(key for m in model.modules() for key in vars(m)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({}, "before= or after="),
+        ({"before": []}, "before= or after="),
+        ({"before": "stagge"}, r"Tiny has no module 'stagge'; near it are \"stage\""),
+        ({"before": "zzz"}, r"no module 'zzz'; it has \"stem\", \"norm\""),
+        ({"after": "empty"}, r'after "empty" \(Sequential\): it is empty'),
+        ({"after": "listed"}, r'"listed" \(ModuleList\).*choose one of "listed.0", "listed.1"'),
+        ({"before": "unused"}, r'before "unused" \(Conv2d\).*does not call it'),
+        ({"before": "named"}, r'before "named" \(Named\).*only keyword arguments \(x\)'),
+        ({"after": "pair"}, r'after "pair" \(Pair\).*tuple of 2'),
+        ({"before": "fc"}, r'before "fc" \(Linear\).*\(1, 16\)'),
+        ({"after": ["stage", "stage.1.1"]}, r'already a block after "stage.1.1"'),
+        ({"before": "stage", "channels": 8, "example": 1}, "channels or example, not both"),
+        (
+            {"before": "stem", "example": torch.zeros(1, 5, 8, 8)},
+            r"example failed.*5 channels(.|\n)*channels=",
+        ),
+        ({"before": ["stem", "stage"], "channels": 0}, "channels=0"),
+        ({"before": "stem", "init": "zero"}, "init='zero'"),
+    ],
+)
+def test_bad_places_and_values_leave_the_model_alone(arguments, match):
+    model = Tiny()
+    before = snapshot(model)
+    with pytest.raises(ValueError, match=match):
+        insert(model, "poly_nl", **arguments)
+    assert snapshot(model) == before
+
+
+@pytest.mark.parametrize(
+    ("block", "options", "match"),
+    [
+        (PolyNL(8), {}, r"got PolyNL\("),
+        (8, {}, "got 8"),
+        (lambda c: "text", {}, "got 'text'"),
+        ("poly_nl", {"redukction": 2}, "redukction"),
+        (PolyNL, {"redukction": 2}, "redukction"),
+    ],
+)
+def test_bad_blocks_and_options(block, options, match):
+    model = Tiny()
+    before = snapshot(model)
+    with pytest.raises(TypeError, match=match):
+        insert(model, block, before=["stem", "stage"], **options)
+    assert snapshot(model) == before
+
+
+def test_unknown_block_lists_the_choices():
+    with pytest.raises(ValueError, match=r"'polynl'.*non_local, tesa"):
+        insert(Tiny(), "polynl", before="stage")
+
+
+def test_a_block_that_fails_at_the_second_place_is_not_left_at_the_first():
+    model = Tiny()
+    before = snapshot(model)
+    with pytest.raises(ValueError, match="reduction=8"):
+        insert(model, "poly_nl", before="stage", after="stage.0", reduction=8)
+    assert snapshot(model) == before
+
+
+def test_inserting_twice():
+    model = insert(Tiny(), "poly_nl", after="stage")
+    before = snapshot(model)
+    with pytest.raises(ValueError, match=r'already a block after "stage.1.1" \(Conv2d\)'):
+        insert(model, "conv", before="stem", after="stage.1")
+    assert snapshot(model) == before
+    insert(remove(model), "conv", after="stage.1")
+
+
+def test_removing_nothing_is_fine():
+    model = Tiny()
+    assert remove(remove(model)) is model
+
+
+def test_guessing_needs_a_convolution():
+    with pytest.raises(ValueError, match=r"no convolution(.|\n)*example="):
+        insert(nn.Sequential(nn.ReLU()), "poly_nl", before="0")
+
+
+def test_a_module_called_with_different_widths():
+    with pytest.raises(ValueError, match=r'"layer1.0.relu" \(ReLU\).*\[64, 256\]'):
+        insert(
+            torchvision.models.resnet50(), "poly_nl", after="layer1.0.relu", example=torch.zeros(1, 3, 32, 32)
+        )
+
+
+def test_a_sequential_that_ends_in_a_module_used_elsewhere():
+    act = nn.ReLU()
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), act, nn.Sequential(nn.Conv2d(3, 3, 1), act))
+    with pytest.raises(ValueError, match=r'after "2" \(Sequential\): its child \'1\' is used in 2 places'):
+        insert(model, "poly_nl", after="2")
+
+
+def test_a_sequential_with_a_forward_of_its_own():
+    class Stack(nn.Sequential):
+        def forward(self, x):
+            return [layer(x) for layer in self][-1]
+
+    with pytest.raises(ValueError, match=r'"" \(Stack\).*choose one of "0", "1"'):
+        insert(Stack(nn.Conv2d(3, 3, 1), nn.ReLU()), "poly_nl", after="")
+
+
+def test_a_scripted_module():
+    model = Tiny()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.stem = torch.jit.trace(model.stem, torch.zeros(1, 3, 8, 8))
+    with pytest.raises(ValueError, match=r'before "stem".*scripted'):
+        insert(model, "poly_nl", before="stem")
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "size"),
+    [
+        ("swin_t", "features.1.0", (64, 64)),
+        ("swin_t", "features.3.1", (68, 100)),
+        ("convnext_tiny", "features.1.0.block.2", (64, 64)),
+        ("swin3d_t", "features.0.0", (4, 64, 64)),
+        ("vit_b_32", "encoder.layers.encoder_layer_1", (224, 224)),
+    ],
+)
+def test_channels_last_maps_and_tokens_are_refused(name, target, size):
+    model = torchvision.models.get_model(name, weights=None)
+    with pytest.raises(ValueError, match=rf'"{target}" .*seem to come last'):
+        insert(model, "poly_nl", before=target, example=torch.zeros(1, 3, *size))
+
+
+def test_as_many_channels_as_rows_are_not_taken_for_channels_last():
+    model = insert(nn.Conv2d(3, 16, 1), "poly_nl", after="", example=torch.zeros(1, 3, 16, 16))
+    assert model.polynl_after.channels == 16
+
+
+def test_channels_given_are_believed_where_they_seem_to_come_last():
+    model = nn.Sequential(nn.Conv2d(3, 6, 1), nn.Flatten(2))
+    x = torch.randn(2, 3, 4, 4)
+    with pytest.raises(ValueError, match=r"\(2, 6, 16\) seem to come last; if they do not, pass channels="):
+        insert(model, "poly_nl", after="1", example=x)
+    assert insert(model, "poly_nl", after="1", channels=6)(x).shape == (2, 6, 16)
+
+
+@pytest.mark.parametrize(
+    ("side", "name", "match"),
+    [("before", "named", "Named.* by position"), ("after", "pair", "after Pair.*tuple of 2")],
+)
+def test_what_no_pass_could_see_fails_when_it_runs(side, name, match):
+    model = insert(Tiny(), "poly_nl", **{side: name}, channels=16)
+    with pytest.raises(TypeError, match=match):
+        model(torch.randn(2, 3, 8, 8))

@@ -1,0 +1,175 @@
+"""Folders of images: what is in them, crops of it, and what a user sees of the images that are bad."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import run
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import v2
+
+from polynl.data.images import (
+    FolderImages,
+    Unreadable,
+    UnreadableImageError,
+    train_transform,
+    val_transform,
+)
+
+SMALL = "--model.arch-options.depth 1 --model.arch-options.width 4 --data.size 16 --data.resize 16 --epochs 1"
+SMALL += " --batch 4 --val-batch 2 --threads 1"
+
+
+def image_folder(root: Path, *, images: int = 3) -> Path:
+    """Two classes in two splits, JPEG and PNG."""
+    for split in ("train", "val"):
+        for name in ("cat", "dog"):
+            (root / split / name).mkdir(parents=True)
+            for number in range(images):
+                kind = "PNG" if number % 2 else "JPEG"
+                shade = 40 * number + (100 if name == "dog" else 0)
+                image = Image.new("RGB", (24, 20), (shade, shade, 255 - shade))
+                image.save(root / split / name / f"{number}.{kind.lower()}", kind)
+    return root
+
+
+def broken(path: Path) -> Path:
+    path.write_bytes(path.read_bytes()[:-30])
+    return path
+
+
+def test_a_folder_of_images(tmp_path: Path) -> None:
+    root = image_folder(tmp_path) / "train"
+    (root / "cat" / "notes.txt").write_text("no image")
+    (root / "cat" / ".hidden").write_text("no image")
+    (root / "list.txt").write_text("0.jpeg")
+    (root / "dog" / "puppies").mkdir()
+    (root / "dog" / "0.jpeg").rename(root / "dog" / "puppies" / "0.JPG")
+    data = FolderImages(root, v2.Identity(), on_bad_image="stop")
+    assert data.classes == ["cat", "dog"]
+    assert len(data) == 6, "folders below a class are looked into, files of other kinds are not"
+    for index in range(6):
+        sample = data[index]
+        assert not isinstance(sample, Unreadable)
+        image, label = sample
+        assert image.shape == (3, 20, 24)
+        assert label == (0 if index < 3 else 1)
+
+
+def test_an_unreadable_image_stops_or_is_stood_in_for(tmp_path: Path) -> None:
+    root = image_folder(tmp_path) / "train"
+    path = broken(root / "cat" / "1.png")
+    with pytest.raises(UnreadableImageError) as caught:
+        FolderImages(root, v2.Identity(), on_bad_image="stop")[1]
+    first, hint = str(caught.value).splitlines()
+    assert first.startswith(f"{path} is no readable image: ")
+    assert "--data.on-bad-image skip" in hint
+    stand_in = FolderImages(root, v2.Identity(), on_bad_image="skip")[1]
+    assert isinstance(stand_in, Unreadable)
+    assert (stand_in.path, stand_in.reason) == (str(path), first)
+
+
+def test_a_mistake_in_the_transform_is_no_bad_image(tmp_path: Path) -> None:
+    def mistaken(image: Tensor) -> Tensor:
+        raise ZeroDivisionError
+
+    root = image_folder(tmp_path) / "train"
+    with pytest.raises(ZeroDivisionError):
+        FolderImages(root, mistaken, on_bad_image="skip")[0]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("side", [1, 7, 300])
+def test_crops_of_any_image_have_the_size_asked_for(side: int) -> None:
+    image = torch.randint(256, (3, side, 2 * side), dtype=torch.uint8)
+    transforms: list[Callable[[Tensor], Tensor]] = [
+        train_transform(24, (0.08, 1.0), 0.5),
+        val_transform(24, 32),
+    ]
+    for transform in transforms:
+        crop = transform(image)
+        assert (crop.shape, crop.dtype) == ((3, 24, 24), torch.uint8)
+
+
+def test_scoring_cuts_out_the_centre_and_training_mirrors_as_often_as_asked() -> None:
+    image = torch.arange(256, dtype=torch.uint8).expand(3, 40, 256)[:, :, :60]
+    assert torch.equal(val_transform(24, 40)(image), image[:, 8:32, 18:42])
+    torch.manual_seed(0)
+    mirrored, straight = (train_transform(24, (0.9, 1.0), flip) for flip in (1.0, 0.0))
+    for _ in range(10):
+        assert mirrored(image)[0, 0, 0] > mirrored(image)[0, 0, -1]
+        assert straight(image)[0, 0, 0] < straight(image)[0, 0, -1]
+
+
+# What a user sees
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_training_stops_at_a_bad_image_with_its_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], workers: int
+) -> None:
+    root = image_folder(tmp_path / "data")
+    for path in (root / "train").rglob("*.jpeg"):
+        broken(path)
+    words = ["folder/none", "--data.root", root, *SMALL.split(), "--workers", workers]
+    code, _, err = run(capsys, "train", *words, "--out", tmp_path / "run")
+    assert code == 1
+    assert err.startswith(f"polynl: {root}/train/")
+    assert ".jpeg is no readable image: " in err
+    assert "--data.on-bad-image skip" in err
+    assert "Traceback" not in err
+    assert len(err.splitlines()) == 2, "also if a worker has found it"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bad_images_are_skipped_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], workers: int
+) -> None:
+    root = image_folder(tmp_path / "data", images=4)
+    broken(root / "train" / "cat" / "0.jpeg")
+    broken(root / "train" / "dog" / "1.png")
+    broken(root / "val" / "dog" / "2.jpeg")
+    words = ["folder/none", "--data.root", root, *SMALL.split(), "--workers", workers]
+    words += ["--data.on-bad-image", "skip"]
+    code, out, err = run(capsys, "train", *words, "--out", tmp_path / "run")
+    assert (code, err) == (0, "")
+    (line,) = [line for line in out.splitlines() if line.startswith("epoch 1/1")]
+    assert line.endswith("3 unreadable images skipped")
+    assert out.count("skipped: ") == 2
+    with open(tmp_path / "run" / "metrics.csv") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["skipped"], row["images"]) == ("3", "8")
+    words += ["--checkpoint", tmp_path / "run" / "last.safetensors"]
+    code, out, err = run(capsys, "evaluate", *words)
+    assert (code, err) == (0, "")
+    assert "1 unreadable images were skipped." in out
+    top1 = float(next(line.split()[1] for line in out.splitlines() if "top1" in line))
+    assert round(top1 * 7 / 100, 3).is_integer(), "7 of 8 images are scored"
+
+
+def test_a_stopped_run_may_go_on_without_the_bad_images(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = image_folder(tmp_path / "data", images=4)
+    words = ["folder/none", "--data.root", root, *SMALL.split(), "--out", tmp_path / "run"]
+    code, _, _ = run(capsys, "train", *words)
+    assert code == 0
+    code, _, err = run(capsys, "train", *words, "--resume", "--data.on-bad-image", "skip")
+    assert (code, err) == (0, "")
+
+
+def test_a_class_without_images_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = image_folder(tmp_path / "data")
+    for split in ("train", "val"):
+        (root / split / "eel").mkdir()
+        (root / split / "eel" / "notes.txt").write_text("no image")
+    code, _, err = run(
+        capsys, "train", "folder/none", "--data.root", root, *SMALL.split(), "--out", tmp_path / "run"
+    )
+    assert code == 2
+    assert "no valid file for the classes eel" in err
+    assert len(err.splitlines()) <= 3
