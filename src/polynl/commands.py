@@ -143,10 +143,10 @@ class EvaluateFaces:
 
     def run(self, console: Console) -> None:
         """See :func:`polynl.tasks.face_detection.metric.wider_face_evaluation`."""
+        from polynl.files import check_destination
         from polynl.tasks.face_detection.curves import draw_curves
         from polynl.tasks.face_detection.files import read_ground_truth, read_predictions
         from polynl.tasks.face_detection.metric import wider_face_evaluation
-        from polynl.train.evaluation import check_destination
 
         check_destination(self.curves, "file", "--curves")
         if self.curves.suffix.lower() != ".png":

@@ -68,3 +68,18 @@ def read_json(path: Path) -> Any:
         raise SettingsError(f"{path} is no JSON, or not all of it: {what}.") from None
     except (ValueError, RecursionError) as error:
         raise SettingsError(f"{path} is no JSON: {error}.") from None
+
+
+def check_destination(path: Path, kind: str, option: str) -> None:
+    """Raise a SettingsError where no such file or new folder can be written, before there is work to lose."""
+    if path.exists() and path.is_dir() != (kind == "folder"):
+        other = "folder" if kind == "file" else "file"
+        raise SettingsError(f"{option}: {path} is a {other}; give the name of a {kind}.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        there = next(path.iterdir(), None) if path.is_dir() else None
+    except OSError as error:
+        raise SettingsError(f"{option}: {path} cannot be written: {error.strerror}.") from None
+    # What another model has found in other images would be scored as if it were of this one.
+    if there is not None:
+        raise SettingsError(f"{option}: {path} already has {there.name} in it; give a new or empty folder.")

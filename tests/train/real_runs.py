@@ -25,7 +25,7 @@ import yaml
 from PIL import Image
 
 from polynl.train.checkpoint import load_checkpoint
-from polynl.train.sampler import ShuffledShare
+from polynl.train.loading import ShuffledShare
 
 CLASSES, TRAIN_IMAGES, VAL_IMAGES = 6, 25, 13
 EPOCHS, BATCH, STEPS = 2, 4, 6

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from polynl.train.recipe import Recipe
+from polynl.train.config import Recipe
 from polynl.train.recipe_file import load_recipe
 
 TINY = Path(__file__).with_name("tiny.yaml")

@@ -10,7 +10,7 @@ import torch
 from polynl import inserted
 from polynl.blocks import BLOCKS
 from polynl.tasks.instance_segmentation.task import InstanceSegmentationConfig
-from polynl.train.optimizer import build_optimizer
+from polynl.train.config import build_optimizer
 from polynl.train.recipe_file import load_recipe
 
 FOLDER = Path(__file__).parents[2] / "src" / "polynl" / "recipes"

@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 
 from polynl.data.scenes_export import SceneFiles, export_scenes
 from polynl.errors import SettingsError
+from polynl.train.config import Recipe
 from polynl.train.evaluation import evaluate_checkpoint, evaluate_detections
-from polynl.train.recipe import Recipe
 from polynl.train.recipe_file import load_recipe
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked and killed")

@@ -31,8 +31,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from polynl.train.checkpoint import load_checkpoint
+from polynl.train.loading import Seeded, ShuffledShare, hash_seed
 from polynl.train.recipe_file import load_recipe
-from polynl.train.sampler import Seeded, ShuffledShare, hash_seed
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="named pipes, /proc and resource limits")
 Weights = dict[str, Tensor]

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from polynl.errors import RunStoppedError
 from polynl.models.classifiers import resnet
 from polynl.tasks.base import Task
+from polynl.train.config import Recipe
 from polynl.train.evaluation import evaluate
 from polynl.train.loop import train
 from polynl.train.processes import Processes
-from polynl.train.recipe import Recipe
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 

@@ -14,7 +14,8 @@ from real_runs import Runner, figures, outcome
 from rich.console import Console
 from torchvision.transforms.v2.functional import to_pil_image
 
-from polynl.train.evaluation import check_destination, evaluate_checkpoint, evaluate_detections
+from polynl.files import check_destination
+from polynl.train.evaluation import evaluate_checkpoint, evaluate_detections
 from polynl.train.recipe_file import load_recipe
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked and killed")

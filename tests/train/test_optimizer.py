@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polynl.models.classifiers import resnet
-from polynl.train.optimizer import build_optimizer
-from polynl.train.recipe import OptimizerConfig
+from polynl.train.config import OptimizerConfig, build_optimizer
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from polynl import inserted
 from polynl.blocks import BLOCKS
 from polynl.cli import Evaluate, Train
 from polynl.tasks.classification.task import ClassificationConfig
+from polynl.tasks.registry import TASKS
 from polynl.train import loop
-from polynl.train.optimizer import build_optimizer
-from polynl.train.recipe_file import BUILT_IN, keys_of, load_recipe, recipe_of, to_yaml
-from polynl.train.recipe_yaml import read_yaml, write_yaml
+from polynl.train.config import build_optimizer, recipe_class
+from polynl.train.recipe_file import BUILT_IN, keys_of, load_recipe, read_yaml, recipe_of, to_yaml, write_yaml
 
 FOLDER = Path(__file__).parents[2] / "src" / "polynl" / "recipes"
 FILES = sorted(file for file in FOLDER.rglob("*.yaml") if not file.name.startswith("_"))

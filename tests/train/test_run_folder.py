@@ -27,8 +27,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import polynl
 from polynl import cli
 from polynl.errors import SettingsError
-from polynl.train.display import Display, duration, epoch_line, summary
 from polynl.train.loop import train
+from polynl.train.progress import Display, duration, epoch_line, summary
 from polynl.train.recipe_file import load_recipe, recipe_of
 from polynl.train.run_folder import RunFolder
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 import torch
 
-from polynl.train.sampler import EveryImageOnce, Seeded, ShuffledShare, hash_seed
+from polynl.train.loading import EveryImageOnce, Seeded, ShuffledShare, hash_seed
 
 
 def shares(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from polynl.train.schedule import ScheduleConfig
+from polynl.train.config import ScheduleConfig
 
 STEPS, EPOCHS = 7, 12
 

@@ -26,7 +26,7 @@ from real_runs import (
 
 from polynl.train import interruption
 from polynl.train.checkpoint import load_checkpoint
-from polynl.train.interruption import Interruption
+from polynl.train.processes import Interruption
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="named pipes, /proc and resource limits")
 KILLED = -signal.SIGKILL

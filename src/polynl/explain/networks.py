@@ -22,7 +22,7 @@ from polynl.insertion import insert, inserted
 from polynl.models.classifiers import move_strides
 from polynl.models.weights import load_weights
 from polynl.tasks.base import Task
-from polynl.train.trained import model_in, recipe_for, task_for
+from polynl.train.run_folder import model_in, recipe_for, task_for
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,8 @@ from polynl.files import make_folder, write_atomically
 from polynl.predict.drawing import drawn
 from polynl.tasks.base import DetectionTask
 from polynl.tasks.instance_segmentation.metric import detections_of
-from polynl.train.evaluation import autocast, set_up_torch
-from polynl.train.processes import joined
-from polynl.train.trained import model_in, recipe_for, task_for
+from polynl.train.processes import autocast, joined, set_up_torch
+from polynl.train.run_folder import model_in, recipe_for, task_for
 
 DETECTIONS = "detections.json"
 

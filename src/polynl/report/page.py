@@ -26,7 +26,7 @@ from polynl.report.tables import (
 from polynl.results.benchmark import Results
 from polynl.results.load import Gathered, Study
 from polynl.results.tables import counted, skipped_lines
-from polynl.train.recipe_yaml import write_yaml
+from polynl.train.recipe_file import write_yaml
 
 HERE = Path(__file__).parent
 TEMPLATE, STYLE, SCRIPT = "template.html.j2", "report.css", "report.js"

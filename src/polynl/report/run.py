@@ -11,11 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from polynl.errors import SettingsError
-from polynl.files import write_atomically
+from polynl.files import check_destination, write_atomically
 from polynl.report.page import page
 from polynl.report.pictures import Pictures, pictures_of
 from polynl.results.load import EXPECTED, Gathered, few, gathered
-from polynl.train.evaluation import check_destination
 
 REPORT = "report.html"
 

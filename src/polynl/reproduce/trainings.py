@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from polynl.errors import RunStoppedError
-from polynl.train.display import Display
+from polynl.train.config import Recipe
 from polynl.train.loop import train
-from polynl.train.recipe import Recipe
+from polynl.train.progress import Display
 
 
 @dataclass(frozen=True)

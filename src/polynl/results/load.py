@@ -17,8 +17,7 @@ from polynl.files import read_json
 from polynl.results.benchmark import Results
 from polynl.results.paper import PAPER, row_label, row_name
 from polynl.train.checkpoint import BEST_WEIGHTS, LAST_WEIGHTS
-from polynl.train.recipe_file import recipe_of
-from polynl.train.recipe_yaml import read_yaml
+from polynl.train.recipe_file import read_yaml, recipe_of
 from polynl.train.run_folder import ENVIRONMENT, HARMLESS, METRICS, RECIPE
 
 # What `polynl reproduce` writes.

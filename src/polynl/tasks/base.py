@@ -36,13 +36,16 @@ class Batch:
 
 
 class Scorer(Protocol):
-    """Collects what a model says of one batch after the other; every process has its share of them."""
+    """Collects what a model says of one batch after the other; every process has a share of them."""
 
     def update(self, model: nn.Module, batch: Batch) -> None:
-        """Take in a batch."""
+        """Add a batch."""
 
-    def compute(self) -> dict[str, float]:
-        """The scores over the batches of all processes, the same in each of them."""
+    def share(self) -> Any:
+        """What this process has collected, as pickle can send it."""
+
+    def compute(self, shares: Sequence[Any]) -> dict[str, float]:
+        """The scores over the shares of all processes; the first process calls it."""
 
 
 class Images(Protocol):
@@ -149,7 +152,7 @@ class Task(ABC):
         """The terms of the loss, means over the batch; what is minimised is their sum."""
 
     @abstractmethod
-    def scorer(self, device: torch.device) -> Scorer:
+    def scorer(self) -> Scorer:
         """A new scorer."""
 
 

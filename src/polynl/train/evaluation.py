@@ -15,13 +15,12 @@ from rich.console import Console
 from torch import nn
 
 from polynl.errors import RunStoppedError, SettingsError
-from polynl.files import write_atomically
+from polynl.files import check_destination, write_atomically
 from polynl.models.weights import load_weights
 from polynl.tasks.base import DetectionScorer, DetectionTask, Scorer, Task
-from polynl.train.loading import Reader
-from polynl.train.processes import Processes, joined
-from polynl.train.recipe import Recipe
-from polynl.train.sampler import EveryImageOnce
+from polynl.train.config import Recipe
+from polynl.train.loading import EveryImageOnce, Reader
+from polynl.train.processes import Processes, autocast, joined, set_up_torch, to_device
 
 
 def evaluate(
@@ -42,7 +41,7 @@ def evaluate(
     """
     model.eval()
     if scorer is None:
-        scorer = task.scorer(processes.device)
+        scorer = task.scorer()
     seen = skipped = 0
     share = _share(task, recipe, processes)
     with ExitStack() as stack:
@@ -63,7 +62,7 @@ def evaluate(
     images, unreadable = processes.sums(seen, skipped)
     if images == 0:
         raise RunStoppedError(f"none of the {unreadable:.0f} images to score on can be read.")
-    scores = scorer.compute()
+    scores = processes.computed_by_first(scorer.share(), scorer.compute)
     if not scores:
         processes.end(RunStoppedError("on the images that could be read there is nothing to find."))
     return scores, int(unreadable)
@@ -95,7 +94,7 @@ def evaluate_checkpoint(
             load_weights(model, checkpoint, trained=True)
         except ValueError as error:
             raise SettingsError(f"--checkpoint: {error}") from error
-        scorer = task.scorer(processes.device)
+        scorer = task.scorer()
         model = to_device(model, recipe, processes.device)
         scored = evaluate(task, model, recipe, processes, scorer=scorer)
         assert scored is not None, "nothing asked it to stop"
@@ -131,21 +130,6 @@ def _detection_task(task: Task, recipe: Recipe, option: str) -> DetectionTask:
     return task
 
 
-def check_destination(path: Path, kind: str, option: str) -> None:
-    """Raise a SettingsError where no such file or new folder can be written, before there is work to lose."""
-    if path.exists() and path.is_dir() != (kind == "folder"):
-        other = "folder" if kind == "file" else "file"
-        raise SettingsError(f"{option}: {path} is a {other}; give the name of a {kind}.")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        there = next(path.iterdir(), None) if path.is_dir() else None
-    except OSError as error:
-        raise SettingsError(f"{option}: {path} cannot be written: {error.strerror}.") from None
-    # What another model has found in other images would be scored as if it were of this one.
-    if there is not None:
-        raise SettingsError(f"{option}: {path} already has {there.name} in it; give a new or empty folder.")
-
-
 def _tell(
     scores: Mapping[str, float], skipped: int, source: Mapping[str, str], out: Path | None, console: Console
 ) -> None:
@@ -156,29 +140,6 @@ def _tell(
         console.print(f"{skipped} unreadable images were skipped.", highlight=False)
     if out is not None:
         write_atomically(out, json.dumps({**source, **scores, "skipped": skipped}, indent=1) + "\n")
-
-
-def set_up_torch(recipe: Recipe) -> None:
-    """Threads and determinism, which hold for the whole process."""
-    if recipe.threads is not None:
-        torch.set_num_threads(recipe.threads)
-    if recipe.deterministic:
-        # cuBLAS refuses to be deterministic without it.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.benchmark = False
-
-
-def to_device(model: nn.Module, recipe: Recipe, device: torch.device) -> nn.Module:
-    """The model on the device, its weights laid out as its images are."""
-    model = model.to(device)
-    return model.to(memory_format=torch.channels_last) if recipe.channels_last else model
-
-
-def autocast(recipe: Recipe, device: torch.device) -> torch.autocast:
-    """The precision of the recipe; float32 is none."""
-    enabled = recipe.precision != "float32"
-    return torch.autocast(device.type, getattr(torch, recipe.precision) if enabled else None, enabled=enabled)
 
 
 def val_reader(task: Task, recipe: Recipe, processes: Processes) -> Reader:

@@ -29,17 +29,22 @@ from polynl.train.checkpoint import (
     put_aside,
     save_checkpoint,
 )
-from polynl.train.display import Display, epoch_line, summary
-from polynl.train.evaluation import autocast, evaluate, set_up_torch, to_device, val_reader
-from polynl.train.interruption import Interruption
-from polynl.train.loading import Reader
-from polynl.train.optimizer import build_optimizer
-from polynl.train.processes import Processes, joined
-from polynl.train.random_state import random_state, set_random_state, without_trace
-from polynl.train.recipe import Recipe
+from polynl.train.config import Recipe, build_optimizer
+from polynl.train.evaluation import evaluate, val_reader
+from polynl.train.loading import Reader, Seeded, ShuffledShare, hash_seed
+from polynl.train.processes import (
+    Interruption,
+    Processes,
+    autocast,
+    joined,
+    random_state,
+    set_random_state,
+    set_up_torch,
+    to_device,
+    without_trace,
+)
+from polynl.train.progress import Display, Totals, epoch_line, summary
 from polynl.train.run_folder import RunFolder
-from polynl.train.sampler import Seeded, ShuffledShare, hash_seed
-from polynl.train.totals import Totals
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

@@ -1,24 +1,29 @@
-"""The processes of a run: one by itself, or those that torchrun started."""
+"""The processes of a run, the signals that end it, its devices and random numbers."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NoReturn
+from types import FrameType, TracebackType
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from polynl.errors import RunStoppedError, SettingsError
+from polynl.train.config import Recipe
 
 # torchrun gives up on a process that hangs; until then a slow first epoch is no reason to stop.
 TIMEOUT = timedelta(minutes=30)
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,23 @@ class Processes:
             dist.all_gather_object(values, value)
         return values
 
+    def computed_by_first(self, share: Any, compute: Callable[[list[Any]], Result]) -> Result:
+        """What the first process computes from the shares of all of them; every process gets it."""
+        if self.count == 1:
+            return compute([share])
+        shares: list[Any] | None = [None] * self.count if self.first else None
+        dist.gather_object(share, shares)
+        results: list[Any] = [None]
+        try:
+            if shares is not None:
+                results = [compute(shares)]
+        finally:
+            # Also when it fails: the others wait for it.
+            dist.broadcast_object_list(results, src=0)
+        if results[0] is None:
+            raise RunStoppedError("the first process could not score the results.")
+        return cast(Result, results[0])
+
     def from_first(self, value: Any) -> Any:
         """What the first process has."""
         if self.count == 1:
@@ -132,3 +154,99 @@ def joined(device: str) -> Iterator[Processes]:
         yield Processes(dist.get_rank(), dist.get_world_size(), chosen)
     finally:
         dist.destroy_process_group()
+
+
+def set_up_torch(recipe: Recipe) -> None:
+    """Threads and determinism, which hold for the whole process."""
+    if recipe.threads is not None:
+        torch.set_num_threads(recipe.threads)
+    if recipe.deterministic:
+        # cuBLAS refuses to be deterministic without it.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+
+
+def to_device(model: nn.Module, recipe: Recipe, device: torch.device) -> nn.Module:
+    """The model on the device, its weights laid out as its images are."""
+    model = model.to(device)
+    return model.to(memory_format=torch.channels_last) if recipe.channels_last else model
+
+
+def autocast(recipe: Recipe, device: torch.device) -> torch.autocast:
+    """The precision of the recipe; float32 is none."""
+    enabled = recipe.precision != "float32"
+    return torch.autocast(device.type, getattr(torch, recipe.precision) if enabled else None, enabled=enabled)
+
+
+# The last one comes when a terminal is closed; Windows has none.
+SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
+# Whoever passes a signal on, as `timeout` does, lets it come twice at once; people take longer.
+AGAIN = 1.0
+
+
+class Interruption:
+    """While entered, the first signal is noted in `signal`; one that comes later ends the process at once."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._noted_at = 0.0
+        self._parent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+        self._before: dict[int, Any] = {}
+
+    @property
+    def requested(self) -> bool:
+        """Whether the run is to end; also where torchrun, which would restart it, was killed."""
+        return self.signal is not None or (self._parent is not None and os.getppid() != self._parent)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is None:
+            self.signal, self._noted_at = number, time.monotonic()
+        elif time.monotonic() - self._noted_at >= AGAIN:
+            signal.signal(number, self._before[number])
+            signal.raise_signal(number)
+
+    def __enter__(self) -> Interruption:
+        for number in SIGNALS:
+            # What `nohup` or a shell has told the process to ignore stays ignored.
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def ignore_signals(worker: int) -> None:
+    """What a process that reads images does about signals: it ends when the one that trains does."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """Of the CPU, and of the GPU if it is one."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state: Mapping[str, Tensor], device: torch.device) -> None:
+    """Draw the numbers next that would have been drawn then."""
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+@contextmanager
+def without_trace(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Afterwards random numbers, batch statistics and gradients are as if nothing had been computed."""
+    random, buffers = random_state(device), [buffer.clone() for buffer in model.buffers()]
+    yield
+    set_random_state(random, device)
+    for buffer, before in zip(model.buffers(), buffers, strict=True):
+        buffer.copy_(before)
+    model.zero_grad()

@@ -1,7 +1,8 @@
-"""The folder of a run: its recipe, its environment, its figures, its checkpoints and weights."""
+"""The folder of a run: its recipe, environment, metrics, curves and checkpoints, and the model in it."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -9,19 +10,25 @@ import os
 import shlex
 import shutil
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+from torch.utils.tensorboard import SummaryWriter
+
 from polynl.environment import environment
 from polynl.errors import SettingsError, begun_otherwise, occupied
 from polynl.files import write_atomically
+from polynl.models.weights import load_weights
+from polynl.tasks.base import Task
+from polynl.tasks.registry import task_class
 from polynl.train.checkpoint import BEST, BEST_WEIGHTS, DAMAGED, FRESH, LAST, LAST_WEIGHTS, PREVIOUS
-from polynl.train.curves import Curves
-from polynl.train.processes import Processes
-from polynl.train.recipe import Recipe
-from polynl.train.recipe_file import recipe_of, to_yaml
-from polynl.train.recipe_yaml import read_yaml
+from polynl.train.config import Recipe
+from polynl.train.processes import Processes, to_device
+from polynl.train.recipe_file import load_recipe, read_yaml, recipe_of, to_yaml
 
 RECIPE, ENVIRONMENT, METRICS, TENSORBOARD = "recipe.yaml", "environment.json", "metrics", "tensorboard"
 LABELS = "labels.json"
@@ -165,3 +172,86 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in content.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
+
+
+class Curves:
+    """Points that a thread of TensorBoard's writes; where it cannot, the curves end and the run goes on."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer: SummaryWriter | None = None
+        self._ended = False
+        self._hook = threading.excepthook
+
+    def add(self, figures: Mapping[str, float], step: int) -> str | None:
+        """A point of each curve; gives what is wrong when they end."""
+        if self._ended:
+            return None
+        try:
+            if self._writer is None:
+                self._hook, threading.excepthook = threading.excepthook, self._except_hook
+                # What a killed run wrote after its last checkpoint comes again, and is hidden by this.
+                self._writer = SummaryWriter(str(self._folder), purge_step=step)
+            for name, value in figures.items():
+                self._writer.add_scalar(name, value, step)
+        except OSError as error:
+            self._ended = True
+            return f"TensorBoard's curves end at step {step}: {error.strerror}."
+        return None
+
+    def close(self) -> None:
+        """Write out what is not written yet."""
+        if self._writer is not None:
+            with contextlib.suppress(OSError):
+                self._writer.close()
+            self._writer = None
+        if threading.excepthook == self._except_hook:
+            threading.excepthook = self._hook
+
+    def _except_hook(self, arguments: threading.ExceptHookArgs) -> None:
+        """Keep quiet about what `add` gets as well: the thread's traceback would say it first and worse."""
+        if not isinstance(arguments.exc_value, OSError):
+            self._hook(arguments)
+
+
+def recipe_for(
+    checkpoint: Path, recipe: str | None, keys: Sequence[str], options: Sequence[str] = ()
+) -> Recipe:
+    """The recipe that is named, or else the one beside the checkpoint; `options`: see `load_recipe`."""
+    if not checkpoint.is_file():
+        raise SettingsError(f"--checkpoint: there is no file {checkpoint}.")
+    beside = checkpoint.parent / RECIPE
+    if recipe is None and not beside.is_file():
+        raise SettingsError(
+            f"there is no {RECIPE} beside {checkpoint}: say with --recipe what it was trained by, "
+            "coco/resnet50_none for torchvision's Mask R-CNN."
+        )
+    return load_recipe(beside if recipe is None else recipe, keys, options)
+
+
+def task_for(checkpoint: Path, recipe: Recipe) -> Task:
+    """The recipe's task, with the names of classes that the run has kept."""
+    return recipe.untrained().build_task(_labels(checkpoint, recipe))
+
+
+def model_in(checkpoint: Path, recipe: Recipe, task: Task, device: torch.device) -> nn.Module:
+    """The task's model with the weights of a file, in eval mode."""
+    model = task.model()
+    try:
+        load_weights(model, checkpoint, trained=True)
+    except ValueError as error:
+        raise SettingsError(
+            f"--checkpoint: {error}. A run keeps {RECIPE} and {LABELS} beside its checkpoints; keep them so."
+        ) from error
+    return to_device(model, recipe, device).eval()
+
+
+def _labels(checkpoint: Path, recipe: Recipe) -> dict[int, str] | None:
+    """The names that the run has kept, or those of published weights, or None for the task's own."""
+    file = checkpoint.parent / LABELS
+    if not file.is_file():
+        return task_class(recipe.task).pretrained_labels()
+    try:
+        return {int(number): str(name) for number, name in json.loads(file.read_text("utf-8")).items()}
+    except (ValueError, AttributeError) as error:
+        raise SettingsError(f"{file} is no file of names by number: {error}.") from None

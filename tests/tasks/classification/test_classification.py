@@ -24,10 +24,10 @@ from polynl.models.classifiers import resnet
 from polynl.models.weights import load_weights
 from polynl.tasks.base import Batch
 from polynl.tasks.classification.task import Classification, ClassificationConfig
+from polynl.train.loading import hash_seed
 from polynl.train.loop import train
 from polynl.train.processes import Processes
 from polynl.train.recipe_file import load_recipe
-from polynl.train.sampler import hash_seed
 
 TINY = Path(__file__).parents[2] / "train" / "tiny.yaml"
 BLOCK = "layer3.0.polynl_before."

@@ -85,10 +85,10 @@ class Oracle(nn.Module):
 
 
 def scored(task: FaceDetection, model: nn.Module) -> dict[str, float]:
-    scorer, data = task.scorer(torch.device("cpu")), task.val_set()
+    scorer, data = task.scorer(), task.val_set()
     for index in range(len(data)):
         scorer.update(model, task.collate([data[index]], training=False))
-    return scorer.compute()
+    return scorer.compute([scorer.share()])
 
 
 # Training
@@ -177,10 +177,10 @@ def test_what_is_there_has_full_marks(tmp_path: Path) -> None:
 
 def test_files_score_as_what_they_were_written_from(tmp_path: Path) -> None:
     task = task_of()
-    scorer, data, oracle = task.scorer(torch.device("cpu")), task.val_set(), Oracle(task)
+    scorer, data, oracle = task.scorer(), task.val_set(), Oracle(task)
     for index in range(len(data)):
         scorer.update(oracle, task.collate([data[index]], training=False))
-    scores = scorer.compute()
+    scores = scorer.compute([scorer.share()])
     scorer.save(tmp_path / "found")
     assert task.score_detections(task.read_detections(tmp_path / "found")) == scores
 
@@ -222,10 +222,10 @@ def test_official_faces_are_those_of_the_images_at_their_scale(
 
 def test_images_that_were_not_seen_are_not_scored() -> None:
     task = task_of()
-    scorer, data = task.scorer(torch.device("cpu")), task.val_set()
+    scorer, data = task.scorer(), task.val_set()
     bad = Unreadable("x.png", "x.png is no image")
     scorer.update(Oracle(task), task.collate([data[0], bad], training=False))
-    assert all(score == pytest.approx(100) for score in scorer.compute().values())
+    assert all(score == pytest.approx(100) for score in scorer.compute([scorer.share()]).values())
 
 
 def test_detections_are_faces() -> None:

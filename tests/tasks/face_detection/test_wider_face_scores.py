@@ -361,7 +361,7 @@ def test_a_subset_without_faces_is_left_out() -> None:
 
 def test_unknown_and_missing_images_are_named() -> None:
     truth = one_image([FACE], [0])
-    with pytest.raises(SettingsError, match=r"band_1_1\.jpg.*none of.*meant 0--Parade/0_Parade_band_1_1\."):
+    with pytest.raises(SettingsError, match=r"band_1_1\.jpg.*none of.*mean 0--Parade/0_Parade_band_1_1\?"):
         wider_face_scores(truth, {**found(), (IMAGE[0], IMAGE[1] + ".jpg"): np.zeros((0, 5))})
     with pytest.raises(
         SettingsError, match=r"0--Parade/0_Parade_band_1_1 has no predictions, as 1 of 1 images"

@@ -216,20 +216,20 @@ def test_labels_of_the_model_are_categories_of_the_file(
     outputs = task.model().roi_heads.box_predictor.cls_score.out_features  # type: ignore[union-attr]
     assert outputs == first + len(names)
     category_ids = {1 + shift + place: first + place for place in range(len(names))}
-    scorer = task.scorer(torch.device("cpu"))
+    scorer = task.scorer()
     oracle, data = Oracle(task, category_ids), task.val_set()
     for index in range(len(data)):
         scorer.update(oracle, task.collate([data[index]], training=False))
-    scores = scorer.compute()
+    scores = scorer.compute([scorer.share()])
     assert scores["box_ap"] == scores["mask_ap"] == pytest.approx(100)
 
 
 def test_images_that_were_not_seen_are_not_scored() -> None:
     task = task_of()
     oracle, data = Oracle(task, {label: label for label in task.labels()}), task.val_set()
-    scorer = task.scorer(torch.device("cpu"))
+    scorer = task.scorer()
     scorer.update(oracle, task.collate([data[0], Unreadable("x.png", "x.png is no image")], training=False))
-    assert scorer.compute()["mask_ap"] == pytest.approx(100)
+    assert scorer.compute([scorer.share()])["mask_ap"] == pytest.approx(100)
 
 
 def test_unreadable_images_in_a_batch() -> None:
@@ -422,7 +422,7 @@ def test_coco_images(tmp_path: Path) -> None:
         loss.backward()
         optimizer.step()
     assert loss.isfinite()
-    scorer = task.scorer(torch.device("cpu"))
+    scorer = task.scorer()
     with torch.no_grad():
         scorer.update(model.eval(), task.collate([task.val_set()[0]], training=False))
-    assert 0 <= scorer.compute()["box_ap"] <= 100
+    assert 0 <= scorer.compute([scorer.share()])["box_ap"] <= 100

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor, nn
-from torchmetrics.classification import MulticlassAccuracy
 from torchvision.transforms.v2 import Transform
 
 from polynl.data.images import (
@@ -303,29 +302,32 @@ class Classification(Task):
         smoothing = self._loss.label_smoothing
         return {"cross_entropy": F.cross_entropy(logits.float(), batch.targets, label_smoothing=smoothing)}
 
-    def scorer(self, device: torch.device) -> Scorer:
+    def scorer(self) -> Scorer:
         """Top-1 and Top-5."""
-        return TopK(self, len(self.labels()), device)
+        return TopK(self, len(self.labels()))
 
 
 class TopK:
     """The share of images whose class is among the k that the model finds likeliest, in percent."""
 
-    def __init__(self, task: Classification, classes: int, device: torch.device) -> None:
+    def __init__(self, task: Classification, classes: int) -> None:
         self._task = task
-        # Sums of counts, added over processes: shares of any size give the figure of one process.
-        self._metrics = {
-            f"top{k}": MulticlassAccuracy(classes, top_k=k, average="micro").to(device)
-            for k in (1, 5)
-            if k <= classes
-        }
+        self._images = 0
+        self._right = {k: 0 for k in (1, 5) if k <= classes}
 
     def update(self, model: nn.Module, batch: Batch) -> None:
         """Count the right ones of a batch."""
         logits = self._task.logits(model, batch.images).float()
-        for metric in self._metrics.values():
-            metric.update(logits, batch.targets)
+        self._images += len(batch)
+        for k in self._right:
+            found = logits.topk(k).indices == batch.targets[:, None]
+            self._right[k] += int(found.any(dim=1).sum())
 
-    def compute(self) -> dict[str, float]:
-        """The shares over all processes."""
-        return {name: 100 * metric.compute().item() for name, metric in self._metrics.items()}
+    def share(self) -> tuple[int, dict[int, int]]:
+        """The images, and how many of them are right for each k."""
+        return self._images, self._right
+
+    def compute(self, shares: Sequence[tuple[int, dict[int, int]]]) -> dict[str, float]:
+        """Counts are added, so that shares of any size give the figure of one process."""
+        images = sum(share for share, _ in shares)
+        return {f"top{k}": 100 * sum(right[k] for _, right in shares) / images for k in self._right}

@@ -38,7 +38,6 @@ from polynl.tasks.face_detection.metric import (
 from polynl.tasks.face_detection.scenes import FaceScenes
 from polynl.tasks.face_detection.transforms import FacePatch
 from polynl.tasks.instance_segmentation.model import FACE_ARGUMENTS, face_detector
-from polynl.tasks.together import scored_together
 
 FACE = 1
 
@@ -295,7 +294,7 @@ class FaceDetection(DetectionTask):
         found = model([image.float() / 255 for image in images])
         return [{**one, "labels": one["labels"] + FACE} for one in found]
 
-    def scorer(self, device: torch.device) -> DetectionScorer:
+    def scorer(self) -> DetectionScorer:
         """WIDER FACE's AP."""
         return WiderFaceScorer(self)
 
@@ -334,11 +333,12 @@ class WiderFaceScorer:
         """Take in what is found in a batch."""
         self._found |= self._task.predictions(model, batch)
 
-    def compute(self) -> dict[str, float]:
-        """The AP on the images of all processes."""
-        return scored_together(self._found, self._scores)
+    def share(self) -> dict[Image, np.ndarray[Any, Any]]:
+        """What was found, by image."""
+        return self._found
 
-    def _scores(self, shares: list[dict[Image, np.ndarray[Any, Any]]]) -> dict[str, float]:
+    def compute(self, shares: Sequence[dict[Image, np.ndarray[Any, Any]]]) -> dict[str, float]:
+        """The AP on the images of all processes."""
         self._found = {image: rows for share in shares for image, rows in share.items()}
         return self._task.score_detections(self._found)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import torch
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN, MaskRCNN_ResNet50_FPN_Weights
@@ -35,7 +34,6 @@ from polynl.tasks.instance_segmentation.metric import (
 )
 from polynl.tasks.instance_segmentation.model import OWN_ARGUMENTS, mask_rcnn
 from polynl.tasks.instance_segmentation.scenes import SceneInstances
-from polynl.tasks.together import scored_together
 
 
 @dataclass(frozen=True)
@@ -238,7 +236,7 @@ class InstanceSegmentation(DetectionTask):
         found = model([image.float() / 255 for image in images])
         return [{**one, "masks": one["masks"][:, 0] > 0.5} for one in found]
 
-    def scorer(self, device: torch.device) -> DetectionScorer:
+    def scorer(self) -> DetectionScorer:
         """COCO's AP."""
         return CocoScorer(self)
 
@@ -283,11 +281,12 @@ class CocoScorer:
         self._images += [target["image_id"] for target in batch.targets]
         self._found += self._task.detections(model, batch)
 
-    def compute(self) -> dict[str, float]:
-        """The AP on the images of all processes."""
-        return scored_together((self._images, self._found), self._scores)
+    def share(self) -> tuple[list[int], list[Detection]]:
+        """The images, and what was found in them."""
+        return self._images, self._found
 
-    def _scores(self, shares: list[tuple[list[int], list[Detection]]]) -> dict[str, float]:
+    def compute(self, shares: Sequence[tuple[list[int], list[Detection]]]) -> dict[str, float]:
+        """The AP on the images of all processes."""
         images = [image for images, _ in shares for image in images]
         self._found = [detection for _, found in shares for detection in found]
         return self._task.score_detections(self._found, images)

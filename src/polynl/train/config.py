@@ -1,19 +1,21 @@
-"""All there is to say about a run."""
+"""All there is to say about a run: recipes, optimizers and schedules of the learning rate."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import Field, ValidationInfo, create_model, field_validator, model_validator
+from torch import nn
 from typing_extensions import Self
 
 from polynl.errors import SettingsError
 from polynl.tasks.base import Task
 from polynl.tasks.config import Config, TaskConfig
 from polynl.tasks.registry import task_class
-from polynl.train.schedule import ScheduleConfig
 
 
 class OptimizerConfig(Config):
@@ -43,6 +45,48 @@ class OptimizerConfig(Config):
         if self.name == "sgd" and self.nesterov and self.momentum == 0:
             raise ValueError("nesterov needs a momentum above 0")
         return self
+
+
+class ScheduleConfig(Config):
+    """How the learning rate goes over a run."""
+
+    name: Literal["constant", "steps", "cosine"] = "steps"
+    """What follows the rise: nothing, a drop at each of the milestones, or half a cosine down to the end."""
+    warmup_epochs: float = Field(0.0, ge=0)
+    """Rise linearly to the full rate over so many epochs, step by step."""
+    warmup_from: float = Field(0.0, ge=0, le=1)
+    """The part of the full rate that the rise begins at."""
+    milestones: tuple[int, ...] = ()
+    """Of `steps`: the epochs after which the rate is multiplied by `gamma`."""
+    gamma: float = Field(0.1, gt=0, le=1)
+    """Of `steps`."""
+    final: float = Field(0.0, ge=0, le=1)
+    """Of `cosine`: the part of the full rate that the run ends at."""
+
+    @field_validator("milestones")
+    @classmethod
+    def _rising(cls, milestones: tuple[int, ...]) -> tuple[int, ...]:
+        if any(later <= earlier for earlier, later in zip((0, *milestones), milestones, strict=False)):
+            raise ValueError(f"expected epochs above 0 in rising order; got {list(milestones)}")
+        return milestones
+
+    def factor(self, step: int, steps_per_epoch: int, epochs: int) -> float:
+        """What the highest learning rate is multiplied by at a step, counted from 0.
+
+        >>> goyal = ScheduleConfig(warmup_epochs=5, milestones=(30, 60, 80))
+        >>> [round(goyal.factor(epoch, 1, 90), 6) for epoch in (0, 4, 5, 29, 30, 60, 80)]
+        [0.2, 1.0, 1.0, 1.0, 0.1, 0.01, 0.001]
+        """
+        warmup = self.warmup_epochs * steps_per_epoch
+        if step + 1 < warmup:
+            return self.warmup_from + (1 - self.warmup_from) * (step + 1) / warmup
+        if self.name == "steps":
+            return self.gamma ** sum(step >= epoch * steps_per_epoch for epoch in self.milestones)
+        if self.name == "cosine":
+            # The last step of the rise is at the full rate, though it comes before the warm-up's end.
+            done = min(1.0, max(0.0, step - warmup) / max(1.0, epochs * steps_per_epoch - warmup))
+            return self.final + (1 - self.final) * (1 + math.cos(math.pi * done)) / 2
+        return 1.0
 
 
 class Recipe(TaskConfig):
@@ -149,3 +193,17 @@ def _recipe_class(task: type[Task]) -> type[Recipe]:
     return create_model(
         f"{task.__name__}Recipe", __base__=bases, task=(named, Field(description=description))
     )
+
+
+def build_optimizer(model: nn.Module, part: OptimizerConfig) -> torch.optim.Optimizer:
+    """The optimizer of a model's trainable parameters; its learning rate is set at every step."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    vectors = [p for p in trainable if p.ndim < 2 and not part.decay_norm_and_bias]
+    matrices = [p for p in trainable if p.ndim >= 2 or part.decay_norm_and_bias]
+    groups = [
+        {"params": matrices, "weight_decay": part.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    if part.name == "adamw":
+        return torch.optim.AdamW(groups, lr=part.lr, betas=part.betas)
+    return torch.optim.SGD(groups, lr=part.lr, momentum=part.momentum, nesterov=part.nesterov)
