@@ -118,7 +118,15 @@ def test_dependencies_point_one_way(path: Path) -> None:
     theirs = {name.split(".")[0] for name in names} - {"polynl"} - sys.stdlib_module_names
     assert ours <= MAY_IMPORT[part]
     assert theirs <= THIRD_PARTY[part]
-    assert "polynl.functional.reference" not in names, "the literal formulas are for tests and benchmarks"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_literal_references_are_for_tests_only(path: Path) -> None:
+    """Where one is defined its name is not a node of these kinds, so no file may use any."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    used = {getattr(node, "id", getattr(node, "attr", "")) for node in nodes}
+    used |= {node.name for node in nodes if isinstance(node, ast.alias)}
+    assert not {name for name in used if name.endswith("_reference")}
 
 
 def test_import_loads_nothing_heavier_than_torch() -> None:

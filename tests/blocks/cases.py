@@ -9,19 +9,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polynl import Block, build_block
-from polynl.functional import reference
+from polynl.functional.efficient import efficient_attention_reference
+from polynl.functional.latent_gnn import latent_gnn_reference
+from polynl.functional.non_local import concatenation_attention_reference, softmax_attention_reference
+from polynl.functional.poly_nl import poly_nl_reference
+from polynl.functional.polynomial import ccp_reference
+from polynl.functional.tesa import tesa_mode_reference
 
 CHANNELS = 8
 
 
 def poly_nl(block: Any, x: Tensor, spatial: torch.Size) -> Tensor:
     w1, w2, w3 = block.w1.weight.T, block.w2.weight.T, block.w3.weight.T
-    if block.w_value is None:
-        y = reference.poly_nl(x, w1, w2, w3)
-    else:
-        pooled = ((x @ w1) * (x @ w2)).sum(dim=0) / x.shape[0]
-        y = (pooled * (x @ block.w_value.weight.T)) @ w3
-    return block.alpha * x + block.beta * y
+    w_value = None if block.w_value is None else block.w_value.weight.T
+    return block.alpha * x + block.beta * poly_nl_reference(x, w1, w2, w3, w_value)
 
 
 def non_local(block: Any, x: Tensor, spatial: torch.Size) -> Tensor:
@@ -39,32 +40,29 @@ def non_local(block: Any, x: Tensor, spatial: torch.Size) -> Tensor:
     g = after(linear(block.g, before(x)))
     scale = {"none": 1.0, "inner": block.inner_channels**-0.5, "channels": CHANNELS**-0.5}[block.scale]
     if block.mode == "concatenation":
-        y = reference.concatenation(theta, phi, g, block.pair)
+        y = concatenation_attention_reference(theta, phi, g, block.pair)
     elif block.mode == "dot_product":
         y = (scale * theta @ phi.T) @ g / phi.shape[0]
     else:
-        y = reference.softmax_non_local(theta, phi, g, scale)
+        y = softmax_attention_reference(theta, phi, g, scale)
     return x + normed(block.out, y)
 
 
 def efficient_nl(block: Any, x: Tensor, spatial: torch.Size) -> Tensor:
     q, k, v = linear(block.queries, x), linear(block.keys, x), linear(block.values, x)
-    return x + normed(block.out, reference.efficient(q, k, v, block.heads, block.normalization))
+    return x + normed(block.out, efficient_attention_reference(q, k, v, block.heads, block.normalization))
 
 
 def latent_gnn(block: Any, x: Tensor, spatial: torch.Size) -> Tensor:
-    def unit(t: Tensor, dim: int) -> Tensor:
-        return t / t.norm(dim=dim, keepdim=True).clamp_min(1e-12)
+    def unit(t: Tensor) -> Tensor:
+        return t / t.norm(dim=1, keepdim=True).clamp_min(1e-12)
 
-    symmetric = block.mode == "symmetric"
-    v = unit(normed(block.to_latent, x), 1)
-    l = v if symmetric else unit(normed(block.from_latent, x), 1)  # noqa: E741
+    v = unit(normed(block.to_latent, x))
+    l = v if block.from_latent is None else unit(normed(block.from_latent, x))  # noqa: E741
     outputs = []
     for kernel in block.kernels:
-        a = unit(normed(kernel.to_latent, v).relu(), 1 if symmetric else 0)
-        b = a if symmetric else unit(normed(kernel.from_latent, l).relu(), 1)
-        nodes = a.T @ v
-        y = b @ torch.softmax(unit(nodes, 1) @ unit(nodes, 1).T, dim=1) @ nodes
+        from_latent = None if kernel.from_latent is None else normed(kernel.from_latent, l)
+        y = latent_gnn_reference(v, normed(kernel.to_latent, v), from_latent)
         outputs.append(normed(kernel.graph, y).relu() if block.graph_conv else y)
     return x + block.gamma * normed(block.out, torch.cat(outputs, dim=1))
 
@@ -77,7 +75,7 @@ def tesa(block: Any, x: Tensor, spatial: torch.Size) -> Tensor:
     modes = []
     for axis in range(v.dim()):
         columns = v.numel() // v.shape[axis] if block.normalization == "mean" else 1
-        modes.append(reference.tesa_mode(a, b, v, axis).flatten(1).T / columns)
+        modes.append(tesa_mode_reference(a, b, v, axis).flatten(1).T / columns)
     fused = torch.stack(modes).sum(dim=0) if block.fusion == "sum" else torch.cat(modes, dim=1)
     return x + normed(block.out, fused)
 
@@ -96,7 +94,7 @@ def conv(block: Any, x: Tensor, spatial: torch.Size) -> Tensor:
 
 
 def polynomial(block: Any, x: Tensor, spatial: torch.Size) -> Tensor:
-    return reference.ccp(x, list(block.factors), block.out) + (0 if block.offset is None else block.offset)
+    return ccp_reference(x, list(block.factors), block.out) + (0 if block.offset is None else block.offset)
 
 
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:
@@ -146,13 +144,13 @@ class Case:
 
 
 DEFAULTS = [
-    Case("poly_nl", poly_nl),
     Case("non_local", non_local),
-    Case("efficient_nl", efficient_nl),
-    Case("latent_gnn", latent_gnn, {"latent_dims": 5}),
     Case("tesa", tesa, equivariant=False),
-    Case("conv", conv),
+    Case("latent_gnn", latent_gnn, {"latent_dims": 5}),
+    Case("efficient_nl", efficient_nl),
+    Case("poly_nl", poly_nl),
     Case("polynomial", polynomial),
+    Case("conv", conv),
 ]
 
 VARIANTS = [

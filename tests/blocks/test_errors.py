@@ -66,7 +66,7 @@ def test_unknown_block_lists_the_blocks() -> None:
 
 @pytest.mark.parametrize("name", [64, None, polynl.PolyNL])
 def test_a_name_that_is_none(name: object) -> None:
-    with pytest.raises(ValueError, match=r"no block is called .*; the blocks are poly_nl, non_local"):
+    with pytest.raises(ValueError, match=r"there is no block .*The blocks are non_local, tesa"):
         polynl.build_block(name, 8)
 
 

@@ -11,8 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from polynl.functional import polynomial, reference
+from polynl.functional import polynomial
+from polynl.functional.efficient import efficient_attention_reference
+from polynl.functional.non_local import (
+    concatenation_attention_reference,
+    non_local_reference,
+    softmax_attention_reference,
+)
+from polynl.functional.poly_nl import poly_nl_reference
 from polynl.functional.polynomial import (
+    ccp_reference,
     is_third_order,
     third_order,
     third_order_elementwise,
@@ -20,6 +28,7 @@ from polynl.functional.polynomial import (
     third_order_tensor,
     triplets,
 )
+from polynl.functional.tesa import tesa_mode_reference
 
 # Four positions as a 2×2 map, so that TESA has its two spatial modes.
 N, C = 4, 2
@@ -35,26 +44,26 @@ W_PAIR = randn(2 * C, seed=2)
 
 
 def poly_nl(x: Tensor) -> Tensor:
-    return reference.poly_nl(x, W1, W2, W3)
+    return poly_nl_reference(x, W1, W2, W3)
 
 
 def non_local(x: Tensor) -> Tensor:
-    return reference.non_local(x, W1, W2, W3)
+    return non_local_reference(x, W1, W2, W3)
 
 
 def efficient(x: Tensor) -> Tensor:
-    return reference.efficient(x @ W1, x @ W2, x @ W3, heads=2, normalization="none")
+    return efficient_attention_reference(x @ W1, x @ W2, x @ W3, heads=2, normalization="none")
 
 
 def tesa(x: Tensor) -> Tensor:
     a, b, v = ((x @ w).T.reshape(C, 2, 2) for w in (W1, W2, W3))
-    modes = [reference.tesa_mode(a, b, v, axis) for axis in range(3)]
+    modes = [tesa_mode_reference(a, b, v, axis) for axis in range(3)]
     return torch.stack(modes).sum(dim=0).flatten(1).T
 
 
 def tesa_channels(x: Tensor) -> Tensor:
     image = x.T.reshape(C, 2, 2)
-    return reference.tesa_mode(image, image, image, axis=0).flatten(1).T
+    return tesa_mode_reference(image, image, image, axis=0).flatten(1).T
 
 
 CUBIC: dict[str, Callable[[Tensor], Tensor]] = {
@@ -69,11 +78,11 @@ CUBIC: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 NOT_CUBIC: dict[str, Callable[[Tensor], Tensor]] = {
-    "gaussian": lambda x: reference.softmax_non_local(x, x, x @ W3, scale=1.0),
-    "embedded gaussian": lambda x: reference.softmax_non_local(x @ W1, x @ W2, x @ W3, scale=C**-0.5),
-    "concatenation": lambda x: reference.concatenation(x @ W1, x @ W2, x @ W3, W_PAIR),
-    "efficient, softmax": lambda x: reference.efficient(x @ W1, x @ W2, x @ W3, 2, "softmax"),
-    "ccp of order 3": lambda x: reference.ccp(x, [W1, W2, W3], W1),
+    "gaussian": lambda x: softmax_attention_reference(x, x, x @ W3, scale=1.0),
+    "embedded gaussian": lambda x: softmax_attention_reference(x @ W1, x @ W2, x @ W3, scale=C**-0.5),
+    "concatenation": lambda x: concatenation_attention_reference(x @ W1, x @ W2, x @ W3, W_PAIR),
+    "efficient, softmax": lambda x: efficient_attention_reference(x @ W1, x @ W2, x @ W3, 2, "softmax"),
+    "ccp of order 3": lambda x: ccp_reference(x, [W1, W2, W3], W1),
     "constant": torch.ones_like,
     "identity": lambda x: x,
     "residual poly_nl": lambda x: x + poly_nl(x),
@@ -214,7 +223,7 @@ def test_tolerance_decides() -> None:
 def test_the_check_leaves_the_global_generator_and_gradients_alone() -> None:
     w = W1.clone().requires_grad_()
     state = torch.get_rng_state()
-    w3 = third_order_tensor(lambda x: reference.poly_nl(x, w, W2, W3), N, C)
+    w3 = third_order_tensor(lambda x: poly_nl_reference(x, w, W2, W3), N, C)
     assert torch.equal(torch.get_rng_state(), state)
     assert not w3.requires_grad
 
@@ -234,7 +243,7 @@ def test_tesa_uses_more_triplets_and_its_channel_mode_fewer() -> None:
 
 def test_identity_matrices_leave_poly_nl_few_triplets() -> None:
     eye = torch.eye(C)
-    used = triplets(third_order_tensor(lambda x: reference.poly_nl(x, eye, eye, eye), N, C))
+    used = triplets(third_order_tensor(lambda x: poly_nl_reference(x, eye, eye, eye), N, C))
     expected = set()
     for a, e, b in product(range(N), range(N), range(C)):
         first, second, third = sorted([(a, b), (e, b), (e, b)])

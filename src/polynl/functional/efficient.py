@@ -31,3 +31,33 @@ def efficient_attention(
     else:
         y = mix(q, gram(k, v))
     return y.unflatten(0, (b, heads)).transpose(1, 2).flatten(2)
+
+
+# The literal reference: fp64, one sample (n, c), no code shared with the fast form. Only tests may use it.
+
+
+def efficient_attention_reference(
+    q: Float[Tensor, "n k"],
+    k: Float[Tensor, "m k"],
+    v: Float[Tensor, "m v"],
+    heads: int,
+    normalization: Normalization,
+) -> Float[Tensor, "n v"]:
+    """Left to right, through the N×M matrix that the block exists to avoid; a head is a slice of channels.
+
+    * ``softmax``: Y_h = ρ_q(Q_h) ρ_k(K_h)ᵀ V_h, ρ_q a softmax over the head's channels, ρ_k over positions.
+    * ``none``: Y_h = Q_h K_hᵀ V_h / M, Eq. 2 divided by the number of keys M.
+    """
+    if normalization not in ("softmax", "none"):
+        raise ValueError(f"normalization={normalization!r}: expected 'softmax' or 'none'")
+    for name, channels in (("k", k.shape[1]), ("v", v.shape[1])):
+        if heads < 1 or channels % heads:
+            raise ValueError(f"heads={heads}: expected a divisor of the {channels} channels of {name}")
+    q, k, v = (t.double() for t in (q, k, v))
+    outputs = []
+    for q_h, k_h, v_h in zip(q.chunk(heads, 1), k.chunk(heads, 1), v.chunk(heads, 1), strict=True):
+        if normalization == "softmax":
+            outputs.append(torch.softmax(q_h, dim=1) @ torch.softmax(k_h, dim=0).T @ v_h)
+        else:
+            outputs.append(q_h @ k_h.T @ v_h / k.shape[0])
+    return torch.cat(outputs, dim=1)

@@ -1,5 +1,7 @@
 """Latent-GNN (Zhang 2019): positions speak to each other through a few latent nodes."""
 
+from collections.abc import Iterable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -38,3 +40,34 @@ def unit_length(x: Float[Tensor, "*b"], dim: int) -> Float[Tensor, "*b"]:
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))  # 1e-12 is zero in fp16
     return (wide / wide.square().sum(dim=dim, keepdim=True).clamp_min(1e-24).sqrt()).to(x.dtype)
+
+
+# The literal reference: fp64, one sample (n, c), no code shared with the fast form. Only tests may use it.
+
+
+def latent_gnn_reference(
+    v: Float[Tensor, "n c"],
+    to_latent: Float[Tensor, "n d"],
+    from_latent: Float[Tensor, "n d"] | None = None,
+) -> Float[Tensor, "n c"]:
+    """One kernel, node by node and position by position.
+
+    z_k = Σ_i a_ik v_i;  z′_k = Σ_l softmax_l(ẑ_k·ẑ_l) z_l, ẑ being z of unit length;  y_i = Σ_k b_ik z′_k.
+    """
+
+    def unit(vectors: Iterable[Tensor]) -> list[Tensor]:
+        return [vector / vector.norm().clamp_min(1e-12) for vector in vectors]
+
+    v, to_latent = v.double(), torch.relu(to_latent.double())
+    if from_latent is None:
+        a = b = torch.stack(unit(to_latent))
+    else:
+        a = torch.stack(unit(to_latent.T), dim=1)
+        b = torch.stack(unit(torch.relu(from_latent.double())))
+    nodes = [(a_k[:, None] * v).sum(dim=0) for a_k in a.T]
+    directions = unit(nodes)
+    mixed = []
+    for direction in directions:
+        weights = torch.stack([direction @ other for other in directions]).exp()
+        mixed.append(sum(weight / weights.sum() * z for weight, z in zip(weights, nodes, strict=True)))
+    return torch.stack([sum(b_ik * z for b_ik, z in zip(b_i, mixed, strict=True)) for b_i in b])

@@ -93,3 +93,50 @@ def concatenation_attention(
     w_theta, w_phi = w.chunk(2)
     scores = (theta @ w_theta).unsqueeze(-1) + (phi @ w_phi).unsqueeze(-2)
     return scores.relu() / phi.shape[-2] @ g
+
+
+# The literal references: fp64, one sample (n, c), no code shared with the fast form. Only tests may use them.
+
+
+def non_local_reference(
+    x: Float[Tensor, "n c"],
+    w_theta: Float[Tensor, "c k"],
+    w_phi: Float[Tensor, "c k"],
+    w_g: Float[Tensor, "c v"],
+) -> Float[Tensor, "n v"]:
+    """Dot product, not divided by N (Eq. 2): Y = (X W_θ W_φᵀ Xᵀ)(X W_g), with the N×N matrix in full."""
+    x, w_theta, w_phi, w_g = (t.double() for t in (x, w_theta, w_phi, w_g))
+    similarity = (x @ w_theta) @ (x @ w_phi).T
+    return similarity @ (x @ w_g)
+
+
+def non_local_elementwise_reference(
+    x: Float[Tensor, "n c"], w_f: Float[Tensor, "c c"], w_g: Float[Tensor, "c v"]
+) -> Float[Tensor, "n v"]:
+    """Eq. 2 element by element, Eq. 8.
+
+    y(a,b) = Σ_{d,f,h} Σ_e w_f(d,f) w_g(h,b) x(a,d) x(e,f) x(e,h), where W_f = W_θ W_φᵀ.
+    """
+    x, w_f, w_g = (t.double() for t in (x, w_f, w_g))
+    return torch.einsum("df,hb,ad,ef,eh->ab", w_f, w_g, x, x, x)
+
+
+def softmax_attention_reference(
+    theta: Float[Tensor, "n k"], phi: Float[Tensor, "m k"], g: Float[Tensor, "m v"], scale: float
+) -> Float[Tensor, "n v"]:
+    """Gaussian modes: y_i = Σ_j softmax_j(scale · θ_i·φ_j) g_j."""
+    theta, phi, g = (t.double() for t in (theta, phi, g))
+    return torch.softmax(scale * (theta @ phi.T), dim=1) @ g
+
+
+def concatenation_attention_reference(
+    theta: Float[Tensor, "n k"],
+    phi: Float[Tensor, "m k"],
+    g: Float[Tensor, "m v"],
+    w: Float[Tensor, " two_k"],
+) -> Float[Tensor, "n v"]:
+    """Concatenation mode: y_i = 1/M Σ_j ReLU(wᵀ[θ_i; φ_j]) g_j, where M is the number of keys."""
+    theta, phi, g, w = (t.double() for t in (theta, phi, g, w))
+    n, m = theta.shape[0], phi.shape[0]
+    pairs = torch.cat([theta[:, None].expand(n, m, -1), phi[None].expand(n, m, -1)], dim=-1)
+    return torch.relu(pairs @ w) @ g / m

@@ -96,3 +96,36 @@ def preferred_form(
     products = costs.product * over_positions * n * c * c
     matrices = costs.matrix * among_matrices * (1 + reduced) * c * c * inner
     return "gram" if products + matrices < direct else "direct"
+
+
+# The literal references: fp64, one sample (n, c), no code shared with the fast form. Only tests may use them.
+
+
+def poly_nl_reference(
+    x: Float[Tensor, "n c"],
+    w1: Float[Tensor, "c d"],
+    w2: Float[Tensor, "c d"],
+    w3: Float[Tensor, "d v"],
+    w_value: Float[Tensor, "c d"] | None = None,
+) -> Float[Tensor, "n v"]:
+    """Y of Eq. 6: (Φ(X W₁ ⊙ X W₂) ⊙ X) W₃, or with X Wᵥ for the second X; Φ is the mean over positions."""
+    x, w1, w2, w3 = (t.double() for t in (x, w1, w2, w3))
+    product = (x @ w1) * (x @ w2)
+    pooled = product.sum(dim=0, keepdim=True) / x.shape[0]
+    phi = pooled.expand(product.shape)
+    values = x if w_value is None else x @ w_value.double()
+    return (phi * values) @ w3
+
+
+def poly_nl_elementwise_reference(
+    x: Float[Tensor, "n c"],
+    w1: Float[Tensor, "c c"],
+    w2: Float[Tensor, "c c"],
+    w3: Float[Tensor, "c v"],
+) -> Float[Tensor, "n v"]:
+    """Eq. 6 element by element, Eq. 7.
+
+    y(a,b) = Σ_{d,f,h} Σ_e 1/N w₁(h,d) w₂(f,d) w₃(d,b) x(a,d) x(e,f) x(e,h).
+    """
+    x, w1, w2, w3 = (t.double() for t in (x, w1, w2, w3))
+    return torch.einsum("hd,fd,db,ad,ef,eh->ab", w1, w2, w3, x, x, x) / x.shape[0]

@@ -249,3 +249,20 @@ def _symmetrized(w3: Tensor) -> Tensor:
     folded = w3.flatten(6, 7).flatten(4, 5).flatten(2, 3)
     orders = [folded.permute(0, 1, *order) for order in permutations((2, 3, 4))]
     return (reduce(torch.add, orders) / len(orders)).reshape(w3.shape)
+
+
+# The literal reference: fp64, one sample (n, c), no code shared with the fast form. Only tests may use it.
+
+
+def ccp_reference(
+    x: Float[Tensor, "n c"], us: Sequence[Float[Tensor, "rank c"]], c_out: Float[Tensor, "out rank"]
+) -> Float[Tensor, "n out"]:
+    """Position by position: o = U₁h; o ← (U_i h) ⊙ o + o for i = 2…D; y = C o."""
+    x, c_out, *us = (t.double() for t in (x, c_out, *us))
+    outputs = []
+    for h in x:
+        o = us[0] @ h
+        for u in us[1:]:
+            o = (u @ h) * o + o
+        outputs.append(c_out @ o)
+    return torch.stack(outputs)

@@ -34,3 +34,19 @@ def tesa_mode(
         a = a / a.shape[-1]
     y = (a @ b.mT) @ flat if order == "cheap" else a @ (b.mT @ flat)
     return y.reshape(rows_first.shape).movedim(1, axis)
+
+
+# The literal reference: fp64, one sample (n, c), no code shared with the fast form. Only tests may use it.
+
+
+def tesa_mode_reference(
+    a: Float[Tensor, "c *spatial"],
+    b: Float[Tensor, "c *spatial"],
+    v: Float[Tensor, "c *spatial"],
+    axis: int,
+) -> Float[Tensor, "c *spatial"]:
+    """fold(A Bᵀ V), each matricized: `axis` gives the rows, all others the columns."""
+    a, b, v = (t.double() for t in (a, b, v))
+    rows_a, rows_b, rows_v = (t.movedim(axis, 0).flatten(1) for t in (a, b, v))
+    product = rows_a @ rows_b.T @ rows_v
+    return product.reshape(v.movedim(axis, 0).shape).movedim(0, axis)
