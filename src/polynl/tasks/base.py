@@ -94,6 +94,8 @@ class Task(ABC):
     """What titles call the model; `{arch}` stands for the network that blocks go into."""
     paper: ClassVar[PaperTable | None] = None
     """The paper's table, if it has one for this task."""
+    extra: ClassVar[str] = "train"
+    """The extra of polynl that installs what the task imports."""
 
     @abstractmethod
     def __init__(self, config: Any, labels: Mapping[int, str] | None = None) -> None:

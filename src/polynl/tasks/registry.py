@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 
 from polynl.errors import SettingsError, near_matches
+from polynl.extras import check_extra
 from polynl.tasks.base import Task
 
 # The module and the class; the order is that of reports.
@@ -22,4 +23,5 @@ def task_class(name: object) -> type[Task]:
         raise SettingsError(f"task must be one of {', '.join(TASKS)}; got {name!r}.{hint}")
     module, _, attribute = TASKS[name].partition(":")
     found: type[Task] = getattr(importlib.import_module(module), attribute)
+    check_extra(found.extra)
     return found

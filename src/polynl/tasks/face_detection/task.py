@@ -217,6 +217,7 @@ class FaceDetection(DetectionTask):
     config = FaceDetectionConfig
     scores = {"easy_ap": "Easy AP", "medium_ap": "Medium AP", "hard_ap": "Hard AP"}  # noqa: RUF012
     best_by = "hard_ap"
+    extra = "detect"
     headline = ("easy_ap", "medium_ap", "hard_ap")
     network = "Face detector, {arch},"
     paper = PaperTable(

@@ -150,6 +150,7 @@ class InstanceSegmentation(DetectionTask):
         "mask_ap75": "AP75",
     }
     best_by = "mask_ap"
+    extra = "detect"
     headline = ("box_ap", "mask_ap")
     network = "Mask R-CNN, {arch},"
     paper = PaperTable(
