@@ -1,4 +1,4 @@
-"""Draws face_scenes.png: a portrait, a group and two crowds, and below four more such scenes with boxes."""
+"""Draw face_scenes.png: a portrait, a group and two crowds, and below them four more scenes with boxes."""
 
 from pathlib import Path
 
@@ -19,10 +19,10 @@ plain = [scenes[number][0] for number in (portraits[0], groups[0], *crowds[:2])]
 boxed = []
 for number in (portraits[1], groups[1], *crowds[2:4]):
     image, target = scenes[number]
-    # Just around the faces, or the outline would hide the tiny ones.
+    # Just outside the faces: the outline would hide tiny ones.
     low, high = target["boxes"].split(2, 1)
     around = torch.cat([low.floor() - 1, high.ceil()], 1)
     boxed.append(draw_bounding_boxes(image, around.clamp(0, SIZE - 1), colors="yellow", width=1))
 picture = to_pil_image(make_grid(torch.stack([*plain, *boxed]), nrow=4, padding=6, pad_value=255))
-# A palette, since noise in all colours would take four times the bytes.
+# A palette: in full colour the noise would take four times as many bytes.
 picture.quantize(256, kmeans=2).save(Path(__file__).parent / "face_scenes.png", optimize=True)

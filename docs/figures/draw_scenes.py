@@ -1,4 +1,4 @@
-"""Draws scenes.png: sixteen scenes of each difficulty, three times their size."""
+"""Draw scenes.png: sixteen scenes of each difficulty, three times their size."""
 
 from pathlib import Path
 
