@@ -1,4 +1,4 @@
-"""Put a block before or after any named module of any model, and take it out again.
+"""Put a block before or after any named module of any model, and remove it again.
 
 The block becomes a child of the module it stands next to (`polynl_before` or `polynl_after`), and a forward
 hook on that module runs it. No module is wrapped or renamed, so the host's state-dict keys stay as they are.
@@ -6,7 +6,6 @@ hook on that module runs it. No module is wrapped or renamed, so the host's stat
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from polynl.blocks.registry import build_block
+from polynl.errors import near_matches, shortened
 
 Model = TypeVar("Model", bound=nn.Module)
 Names = str | Sequence[str] | None
 
-# What to assume of an input, by the rank of the model's first convolution.
+# The spatial size of a guessed input, by the rank of the model's first convolution.
 GUESSED_SIZES = {1: (1024,), 2: (224, 224), 3: (16, 64, 64)}
 
 
@@ -34,14 +34,16 @@ def insert(
     example: Any = None,
     **options: Any,
 ) -> Model:
-    """Give every named module a new block on its input (`before`) or its output (`after`); return the model.
+    """Put a new block on the input (`before`) or output (`after`) of every named module; return the model.
 
     `block` is a name in `polynl.BLOCKS`, a block class or any callable; it is called with the channel count
-    and `options`. Modules are named as in `model.named_modules()`, "" being the model itself. A block before
-    a module takes its first positional argument; at a plain `nn.Sequential` it goes to the outermost child.
+    and `options`. Modules are named as in `model.named_modules()`; "" is the model itself. A block before a
+    module gets the module's first positional argument. At a plain `nn.Sequential`, the block goes to the
+    outermost child.
 
-    Unless `channels` is given, one forward pass in eval mode finds it. Its input is `example` (one argument,
-    or a tuple of several) or else a guess from the first convolution. An error leaves the model as it was.
+    `channels` (default: found by one forward pass in eval mode) is the same for all places. The input of
+    that pass is `example`, one argument or a tuple of several (default: guessed from the first convolution).
+    If there is an error, the model is left unchanged.
 
     >>> import torchvision
     >>> model = insert(torchvision.models.resnet18(), "poly_nl", before="layer3.1", reduction=2)
@@ -51,7 +53,7 @@ def insert(
     if isinstance(block, nn.Module) or not (isinstance(block, str) or callable(block)):
         raise TypeError(f"block must be a name, a block class or a callable that makes blocks, got {block!r}")
     if channels is not None and example is not None:
-        raise ValueError("give channels or example, not both: the example only serves to find the channels")
+        raise ValueError("give channels or example, not both: the example is only used to find the channels")
     places = [*_places(model, "before", before), *_places(model, "after", after)]
     _check_free(places)
     if channels is None:
@@ -69,7 +71,7 @@ def insert(
 
 
 def remove(model: Model) -> Model:
-    """Take out every block that `insert` put into the model, and return it; without any, nothing happens."""
+    """Remove every block that `insert` put into the model, if any, and return the model."""
     for module in list(model.modules()):
         for side in HOOKS:
             if _handle_name(side) in vars(module):
@@ -80,7 +82,7 @@ def remove(model: Model) -> Model:
 
 
 def inserted(model: nn.Module) -> dict[str, nn.Module]:
-    """The blocks that `insert` put into the model, by dotted name, such as "layer3.5.polynl_before"."""
+    """The blocks that `insert` put into the model, by dotted name such as "layer3.5.polynl_before"."""
     return {
         _joined(name, _child_name(side)): module.get_submodule(_child_name(side))
         for name, module in model.named_modules()
@@ -94,7 +96,7 @@ def inserted(model: nn.Module) -> dict[str, nn.Module]:
 
 def _run_before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
     if not args:
-        raise TypeError(f"{type(module).__name__} has a block before it and must get its input by position")
+        raise TypeError(f"{type(module).__name__} has a block before it: pass its input by position")
     return (_run(module, "before", args[0]), *args[1:])
 
 
@@ -102,7 +104,7 @@ def _run_after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     return _run(module, "after", output)
 
 
-# They find the block on the module they are called with, so that copies and pickles run their own.
+# They look the block up on the module they are called with, so that copies and pickles run their own.
 HOOKS: dict[str, Callable[..., Any]] = {"before": _run_before, "after": _run_after}
 
 
@@ -140,7 +142,7 @@ def _handle_name(side: str) -> str:
 
 @dataclass(frozen=True)
 class _Place:
-    """One side of a module; `seen` holds the shapes that passed it, or in words what was not a tensor."""
+    """One side of a module; `seen` holds the shapes that passed it, or describes what was not a tensor."""
 
     side: str
     name: str
@@ -159,7 +161,7 @@ class _Place:
     def width(self) -> int:
         widths = sorted({shape[1] for shape in self.seen if isinstance(shape, torch.Size)})
         if len(widths) > 1:
-            raise ValueError(f"no block can go {self}: it is called with different channel counts, {widths}")
+            raise ValueError(f"no block can go {self}: it is called with different channel counts {widths}")
         return widths[0]
 
     def attach(self, block: nn.Module) -> None:
@@ -168,8 +170,8 @@ class _Place:
             handle = self.module.register_forward_pre_hook(HOOKS[self.side])
         else:
             handle = self.module.register_forward_hook(HOOKS[self.side])
-        # Kept on the module also because unpickling a handle reserves its id: else the next hook registered
-        # in the new process could get the same id and silently replace this one.
+        # Also kept on the module because unpickling a handle reserves its id: otherwise the next hook
+        # registered in the new process could get the same id and silently replace this one.
         setattr(self.module, _handle_name(self.side), handle)
 
 
@@ -180,15 +182,14 @@ def _places(model: nn.Module, side: str, names: Names) -> list[_Place]:
         raise TypeError(f"{side}={names!r}: expected the dotted name of a module, or several of them")
     for name in [names] if isinstance(names, str) else [] if names is None else names:
         if name not in modules:
-            near = _listed(difflib.get_close_matches(str(name), modules, n=5))
-            hint = f"near it are {near}" if near else f"it has {_listed([*model._modules])}"
-            raise ValueError(f"{type(model).__name__} has no module {name!r}; {hint}")
+            hint = near_matches(str(name), modules) or f" Its children are {shortened([*model._modules], 8)}."
+            raise ValueError(f"{type(model).__name__} has no module {name!r}.{hint}")
         places.append(_descended(model, _Place(side, name, modules[name])))
     return places
 
 
 def _descended(model: nn.Module, place: _Place) -> _Place:
-    """The place, or that of the outermost child of a Sequential, which would run the block as a layer."""
+    """The place, or the outermost child's if it is a Sequential, which would run the block as a layer."""
     module = place.module
     if isinstance(module, torch.jit.ScriptModule):
         raise ValueError(f"no block can go {place}: hooks do not run in a scripted module")
@@ -202,19 +203,19 @@ def _descended(model: nn.Module, place: _Place) -> _Place:
             raise ValueError(f"no block can go {place}: its child {key!r} is used in {uses} places")
         return _descended(model, child)
     if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
-        children = _listed([_joined(place.name, key) for key in module._modules])
+        children = shortened([_joined(place.name, key) for key in module._modules], 8)
         raise ValueError(f"no block can go {place}: it iterates over its children; choose one of {children}")
     return place
 
 
 def _check_free(places: list[_Place]) -> None:
     if not places:
-        raise ValueError("say where the block goes: before= or after= the dotted name of a module")
+        raise ValueError("no place was given: pass before= or after= with the dotted name of a module")
     taken = set()
     for place in places:
         key = (place.module, place.side)
         if key in taken or hasattr(place.module, _child_name(place.side)):
-            raise ValueError(f"there is already a block {place}; polynl.remove(model) takes all blocks out")
+            raise ValueError(f"there is already a block {place}; polynl.remove(model) removes all blocks")
         taken.add(key)
 
 
@@ -222,15 +223,11 @@ def _joined(*names: str) -> str:
     return ".".join(name for name in names if name)
 
 
-def _listed(names: Sequence[str], most: int = 8) -> str:
-    return ", ".join(f'"{name}"' for name in names[:most]) + (", …" if len(names) > most else "")
-
-
 # Finding the channel counts
 
 
 def _run_watched(model: nn.Module, places: list[_Place], example: Any) -> None:
-    """One forward pass that fills `seen` of every place with what a block can work on, or an error."""
+    """Run one forward pass that fills `seen` of every place; raise an error where no block can go."""
     args: tuple[Any, ...] = ()
     cause = None
     handles = [place.module.register_forward_hook(place.watch, with_kwargs=True) for place in places]
@@ -240,7 +237,7 @@ def _run_watched(model: nn.Module, places: list[_Place], example: Any) -> None:
             args = given if isinstance(given, tuple) else (given,)
             model(*args)
     except Exception as error:
-        # It does not matter if every place was seen before: a head may want inputs of another size.
+        # Ignored if every place has been reached: a head may need inputs of another size.
         cause = error
     finally:
         for handle in handles:
@@ -262,7 +259,7 @@ def _run_watched(model: nn.Module, places: list[_Place], example: Any) -> None:
 
 @contextmanager
 def at_rest(model: nn.Module) -> Iterator[None]:
-    """Eval mode, with every training flag and the random state put back afterwards."""
+    """Eval mode; every training flag and the random state are restored afterwards."""
     flags = [(module, module.training) for module in model.modules()]
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
     with torch.random.fork_rng(devices=list(devices)):
@@ -320,6 +317,6 @@ def _looks_channels_last(shape: torch.Size, spatial: torch.Size) -> bool:
 
 
 def proportional(sizes: Sequence[int], spatial: Sequence[int]) -> bool:
-    """Whether a map of two sizes can be of an image of two: strides and rounding keep proportions."""
-    # Strides round each size by up to one, which moves the cross product by up to the sum of both.
+    """Whether a map of this height and width can come from such an image: strides keep the proportions."""
+    # Strides round each size by up to one, which changes the cross product by up to the sum of both.
     return abs(sizes[0] * spatial[1] - sizes[1] * spatial[0]) <= sum(spatial)

@@ -95,8 +95,12 @@ def test_no_argument_is_swallowed(block: type) -> None:
     [
         (torch.zeros(8, 5, 4), ValueError, r"x has shape \(8, 5, 4\); .*; add a batch axis with x\[None\]"),
         (torch.zeros(8, 2, 5, 4), ValueError, r"x has shape \(8, 2, 5, 4\); .*; add a batch axis"),
-        (torch.zeros(2, 8, 0, 4), ValueError, r"x has shape \(2, 8, 0, 4\) and so no positions"),
-        (torch.zeros(2, 8, 5, 4).half(), TypeError, r"dtype torch.float16; expected torch.float32, as the"),
+        (torch.zeros(2, 8, 0, 4), ValueError, r"x has shape \(2, 8, 0, 4\), which has no positions"),
+        (
+            torch.zeros(2, 8, 5, 4).half(),
+            TypeError,
+            r"dtype torch.float16; expected torch.float32, the dtype of",
+        ),
         (
             torch.zeros(8, 5),
             ValueError,

@@ -84,7 +84,7 @@ def test_backbone_inside_a_detector():
     insert(model, "poly_nl", before="backbone.body.layer3.5", example=image)
     assert inserted(model)["backbone.body.layer3.5.polynl_before"].channels == 1024
     assert all(torch.equal(value, expected[key]) for key, value in model(image)[0].items())
-    with pytest.raises(ValueError, match=r'IntermediateLayerGetter.*"backbone.body.conv1"'):
+    with pytest.raises(ValueError, match=r"IntermediateLayerGetter.*choose one of backbone.body.conv1"):
         insert(model, "poly_nl", after="backbone.body", example=image)
 
 

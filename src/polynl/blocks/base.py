@@ -1,4 +1,4 @@
-"""What all blocks share: the contract of `forward`, checked options, and layers on folded maps."""
+"""Shared by all blocks: the contract of `forward`, checked options, and layers on folded maps."""
 
 import inspect
 import operator
@@ -21,14 +21,15 @@ NORMS: tuple[Norm, ...] = ("none", "batch", "layer")
 class Block(nn.Module, ABC):
     """A layer (b, c, *spatial) → (b, c, *spatial) with 1, 2 or 3 spatial axes.
 
-    The output has the input's shape, dtype and memory format. Under autocast a block computes in the dtype of
-    its parameters, fp32 as a rule: its values grow as the cube of the input or exponentially, beyond what
-    fp16 holds; a result that must return to fp16 saturates at that type's largest number.
+    The output has the input's shape, dtype and memory format. Under autocast, a block computes in the dtype
+    of its parameters, usually fp32: its values grow cubically or exponentially with the input and would
+    overflow fp16. A result that is cast back to fp16 saturates at that type's largest number.
 
-    With `init="identity"` a new block returns its input bit for bit, so that it can be put into a trained
-    network; each block says how, and what receives gradient first. `init="random"` starts it at random.
+    With `init="identity"`, a new block returns its input bit for bit and can be put into a trained network.
+    Each block's docstring says how, and which parameters receive gradient first. `init="random"` starts from
+    random weights.
 
-    A subclass stores every option of its constructor under the option's own name, and `repr` shows them.
+    A subclass stores every option of its constructor under the option's own name; `repr` shows them.
     """
 
     leaves_autocast: ClassVar[bool] = True
@@ -40,10 +41,10 @@ class Block(nn.Module, ABC):
 
     @abstractmethod
     def transform(self, x: Float[Tensor, "b n c"], spatial: torch.Size) -> Float[Tensor, "b n c"]:
-        """The block on a folded map; `spatial` is the shape that its n positions had."""
+        """The block on a folded map; `spatial` is the shape of its n positions before folding."""
 
     def forward(self, x: Float[Tensor, "b c *spatial"]) -> Float[Tensor, "b c *spatial"]:
-        """Z of the class's formula."""
+        """Z of the class's formula, in the layout of x."""
         device = x.device.type
         autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
         self.check_input(x, any_dtype=autocast)
@@ -59,33 +60,33 @@ class Block(nn.Module, ABC):
 
     @property
     def mixes(self) -> bool:
-        """Whether Y = X·M(G), with G the Gram matrix of X; then `mixing(G)` is M."""
+        """Whether Y = X·M(G), where G is the Gram matrix of X; then `mixing(G)` is M."""
         return False
 
     def mixing(self, gram: Float[Tensor, "b c c"]) -> Float[Tensor, "b c c"]:
-        """M(G), where the block `mixes`."""
+        """M(G), if the block `mixes`."""
         raise ValueError(f"{type(self).__name__}.mixing: this block is not X·M(G)")
 
     def scales(self) -> tuple[Tensor | float, Tensor | float]:
-        """(α, β), where the block is Z = αX + βY."""
+        """(α, β), if the block is Z = αX + βY."""
         return 1.0, 1.0
 
     def _on_folded(self, x: Float[Tensor, "b c *spatial"]) -> Float[Tensor, "b c *spatial"]:
         folded = x.flatten(2).mT
         z = self.transform(folded, x.shape[2:])
-        # A transform that turned the layout around is turned back here; usually neither call copies.
+        # If the transform changed the layout, this restores it; usually neither call copies.
         z = z.mT.contiguous() if channels_first(folded) else z.contiguous().mT
         return laid_out_like(x, z.reshape(x.shape))
 
     def check_input(self, x: Tensor, *, any_dtype: bool = False) -> None:
-        """Refuse what is not a batch of floating-point maps with this block's channels and dtype."""
+        """Raise an error unless x is a batch of floating-point maps with this block's channels and dtype."""
         name, shape = type(self).__name__, tuple(x.shape)
         if not x.is_floating_point():
             raise TypeError(f"{name}: x has dtype {x.dtype}; expected a floating-point dtype")
         if x.dtype != self.dtype and not any_dtype:
             raise TypeError(
-                f"{name}: x has dtype {x.dtype}; expected {self.dtype}, as the block's parameters have: "
-                "cast one of them, or call under torch.autocast"
+                f"{name}: x has dtype {x.dtype}; expected {self.dtype}, the dtype of the block's parameters: "
+                "cast one of them, or use torch.autocast"
             )
         if not 3 <= x.dim() <= 5 or x.shape[1] != self.channels:
             unbatched = 2 <= x.dim() <= 4 and x.shape[0] == self.channels
@@ -94,7 +95,7 @@ class Block(nn.Module, ABC):
                 f"1 to 3 spatial axes{'; add a batch axis with x[None]' if unbatched else ''}"
             )
         if 0 in shape[2:]:
-            raise ValueError(f"{name}: x has shape {shape} and so no positions; expected at least one")
+            raise ValueError(f"{name}: x has shape {shape}, which has no positions; expected at least one")
 
     def extra_repr(self) -> str:
         """The constructor's options and their values."""
@@ -111,7 +112,7 @@ class Pointwise(nn.Linear):
 
 
 class PointwiseNorm(nn.Module):
-    """`Pointwise`, then a normalisation over the channels of the map."""
+    """`Pointwise` followed by a norm."""
 
     def __init__(self, channels: int, out_channels: int, *, bias: bool, norm: Norm) -> None:
         super().__init__()
@@ -127,11 +128,11 @@ class PointwiseNorm(nn.Module):
         y = self.linear(x)
         if self.norm is None:
             return y
-        # Contiguous, since compiled graphs assume it of a norm's output and fail on any other layout.
+        # Compiled graphs assume that a norm's output is contiguous and fail on any other layout.
         return self.norm(y.mT.contiguous()).mT
 
     def zero(self) -> None:
-        """Set the output to zero through as few parameters as do it: the norm's scale, else the weight."""
+        """Make the output zero with as few parameters as possible: the norm's scale, or else the weight."""
         if isinstance(self.norm, nn.BatchNorm1d):
             nn.init.zeros_(self.norm.weight)
             return
@@ -141,7 +142,7 @@ class PointwiseNorm(nn.Module):
 
 
 class AttentionBlock(Block):
-    """Z = X + norm(Y W_out), Y at a position being values of all positions, weighted by queries and keys."""
+    """Z = X + norm(Y W_out), where Y weights the values of all positions by queries and keys."""
 
     heads: int = 1
     out: PointwiseNorm
@@ -150,7 +151,7 @@ class AttentionBlock(Block):
     def projections(
         self, x: Float[Tensor, "b n c"], spatial: torch.Size
     ) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b m d"], Float[Tensor, "b m e"]]:
-        """Queries, keys and values; there are fewer keys than queries where they are sub-sampled."""
+        """Queries, keys and values; there are fewer keys than queries if the keys are sub-sampled."""
 
     @abstractmethod
     def attention(
@@ -159,7 +160,7 @@ class AttentionBlock(Block):
         """Y, linear in the values; channels are head-major."""
 
     def keys_of(self, spatial: torch.Size) -> torch.Size:
-        """The shape that the positions of the keys have."""
+        """The spatial shape of the keys."""
         return spatial
 
     def transform(self, x: Float[Tensor, "b n c"], spatial: torch.Size) -> Float[Tensor, "b n c"]:
@@ -168,10 +169,10 @@ class AttentionBlock(Block):
 
 
 def laid_out_like(x: Tensor, z: Tensor) -> Tensor:
-    """Z with the strides of x also along axes of one element, where they do not matter to its values.
+    """Z with the strides of x, also along axes of size 1, where strides do not affect the values.
 
-    They matter to torch, which reads a map's memory format from them: after a map of one position, or a batch
-    of one, a convolution would take another kernel than without the block, and round otherwise.
+    torch infers the memory format from them: after a map of one position, or a batch of one, a convolution
+    would otherwise choose another kernel than without the block, and round differently.
     """
     if torch.compiler.is_compiling() or z.stride() == x.stride():
         return z
@@ -181,7 +182,7 @@ def laid_out_like(x: Tensor, z: Tensor) -> Tensor:
 
 
 def saturate(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """X in a narrower dtype, values beyond its range becoming its largest finite number."""
+    """X in a narrower dtype; values beyond its range become its largest finite number."""
     if x.dtype == dtype:
         return x
     limits = torch.finfo(dtype)
@@ -189,7 +190,7 @@ def saturate(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def positive(name: str, value: int) -> int:
-    """`value`, if it is a whole number above zero, of Python or of NumPy."""
+    """`value`, if it is a positive integer, Python's or NumPy's."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex) or value <= 0:
         raise ValueError(f"{name}={value!r}: expected a whole number above 0")
     return operator.index(value)
@@ -201,7 +202,7 @@ def flag(name: str, value: bool) -> bool:
 
 
 def choice(name: str, value: T, choices: Iterable[T]) -> T:
-    """`value`, if it is one of `choices` and of its type: 1.0 and True are not 1."""
+    """`value`, if it is one of `choices`, including its type: 1.0 and True are not 1."""
     choices = tuple(choices)
     if not any(type(value) is type(option) and value == option for option in choices):
         raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(repr, choices))}")
@@ -209,19 +210,19 @@ def choice(name: str, value: T, choices: Iterable[T]) -> T:
 
 
 def sizes(name: str, value: Sequence[int], expected: str) -> tuple[int, ...]:
-    """`value`, if it is a sequence of whole numbers above zero."""
+    """`value` as a tuple, if it is a sequence of positive integers."""
     if isinstance(value, str) or not isinstance(value, Sequence) or not value:
         raise ValueError(f"{name}={value!r}: expected {expected}")
     return tuple(positive(name, size) for size in value)
 
 
 def divides(name: str, value: int, whole_name: str, whole: int) -> int:
-    """`value`, if it divides `whole` without a remainder."""
+    """`value`, if it divides `whole`."""
     if whole % positive(name, value):
         raise ValueError(f"{name}={value!r}: expected a divisor of {whole_name}={whole}")
     return value
 
 
 def width(name: str, value: int | None, default: int) -> int:
-    """A number of channels: `value`, or where it is None the default, which is at least 1."""
+    """A number of channels: `value`, or `default` (at least 1) if it is None."""
     return max(1, default) if value is None else positive(name, value)

@@ -1,4 +1,4 @@
-"""A convolution, with the interface of a block: what every other block is measured against."""
+"""A convolution with the interface of a block: the baseline of all comparisons."""
 
 from typing import Literal
 
@@ -13,10 +13,10 @@ from polynl.blocks.base import Block, Init, choice, flag
 class ConvBaseline(Block):
     """Z = X * W, a C→C convolution with a kernel of 1 or 3 along each axis, padded to keep the size.
 
-    A kernel of 3 fixes the number of `spatial_axes`; a kernel of 1 takes maps of any.
+    A kernel of 3 works for maps with `spatial_axes` axes only; a kernel of 1 works for any.
 
-    Identity: W is the unit impulse; all of it receives gradient at once. Being linear, it needs no fp32 under
-    autocast and computes in autocast's own dtype, so there its identity is the input rounded to that.
+    Identity: W is the unit impulse; all of it receives gradient at once. A linear layer does not need fp32
+    under autocast and computes in autocast's dtype; there, the identity is the input rounded to that dtype.
     """
 
     leaves_autocast = False
@@ -42,12 +42,12 @@ class ConvBaseline(Block):
             nn.init.normal_(self.weight, std=self.weight[0].numel() ** -0.5)
 
     def transform(self, x: Float[Tensor, "b n c"], spatial: torch.Size) -> Float[Tensor, "b n c"]:
-        """The convolution, of the map as it was before it was folded."""
+        """The convolution of the unfolded map."""
         axes = len(spatial)
         if self.kernel_size > 1 and axes != self.spatial_axes:
             raise ValueError(
-                f"ConvBaseline: x has {axes} spatial axes; kernel_size={self.kernel_size} is for "
-                f"{self.spatial_axes} here: construct it with spatial_axes={axes}"
+                f"ConvBaseline: x has {axes} spatial axes; this block was built for "
+                f"spatial_axes={self.spatial_axes}: construct it with spatial_axes={axes}"
             )
         weight = self.weight.reshape(self.channels, self.channels, *(self.kernel_size,) * axes)
         convolution = (F.conv1d, F.conv2d, F.conv3d)[axes - 1]

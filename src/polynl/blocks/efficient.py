@@ -14,10 +14,10 @@ class EfficientNL(AttentionBlock):
     """Z = X + Y W_out with Y the attention of q = XW_q, k = XW_k, v = XW_v, from right to left.
 
     See :func:`polynl.functional.efficient_attention`: `normalization` "softmax" is the published module,
-    "none" the unnormalised product of the paper's Eq. 2. `key_channels` and `value_channels` are half of
-    `channels` unless given, and divisible by `heads`.
+    "none" the unnormalised product of the paper's Eq. 2. `key_channels` and `value_channels` (default:
+    channels // 2) must be divisible by `heads`.
 
-    Identity: W_out and its bias are zero; they receive gradient at once, the rest as soon as W_out has moved.
+    Identity: W_out and its bias are zero; they receive gradient at once, the rest after the first step.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class EfficientNL(AttentionBlock):
     def projections(
         self, x: Float[Tensor, "b n c"], spatial: torch.Size
     ) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b n d"], Float[Tensor, "b n e"]]:
-        """Of every position."""
+        """Queries, keys and values of every position."""
         return self.queries(x), self.keys(x), self.values(x)
 
     def attention(
@@ -64,7 +64,7 @@ class EfficientNL(AttentionBlock):
         return efficient_attention(q, k, v, self.heads, self.normalization)
 
     def mixing(self, gram: Float[Tensor, "b c c"]) -> Float[Tensor, "b c c"]:
-        """M(G) with Z − X = X·M(G), without normalisation and bias: the heads' matrices, added up."""
+        """M(G) with Z − X = X·M(G), without normalisation and bias: the sum of the heads' matrices."""
         if not self.mixes:
             raise ValueError(
                 f"EfficientNL.mixing: normalization={self.normalization!r}, bias={self.bias}; "
@@ -78,5 +78,5 @@ class EfficientNL(AttentionBlock):
 
     @property
     def mixes(self) -> bool:
-        """Without normalisation and bias."""
+        """True without normalisation and bias."""
         return self.normalization == "none" and not self.bias

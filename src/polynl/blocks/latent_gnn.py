@@ -15,16 +15,16 @@ MODES: tuple[Mode, ...] = ("asymmetric", "symmetric")
 
 
 class LatentGNN(Block):
-    """Z = X + γ·norm([Y₁, …, Y_K] W_out), one Y per kernel, `latent_dims` the latent nodes of each.
+    """Z = X + γ·norm([Y₁, …, Y_K] W_out), one Y per kernel; `latent_dims` are the latent nodes of each.
 
-    v and l are X projected to `inner_channels` (a quarter of `channels` unless given), batch-normalised, of
-    unit length at each position; one and the same in `mode` "symmetric". A kernel ties v to its nodes and the
-    nodes to l: see :func:`polynl.functional.latent_gnn`. With `graph_conv` its result passes one more
+    v and l are X projected to `inner_channels` (default: channels // 4), batch-normalised and scaled to unit
+    length at each position; in `mode` "symmetric" they are the same. A kernel connects v to its nodes and the
+    nodes to l: see :func:`polynl.functional.latent_gnn`. With `graph_conv`, its result goes through one more
     projection, norm and ReLU.
 
     As published, the branch grows with the map: as √N in asymmetric mode, as N in symmetric mode.
 
-    Identity, also the published start: γ = 0. γ receives gradient at once, the rest as soon as it has moved.
+    Identity, as published: γ = 0. γ receives gradient at once, the rest after the first step.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class LatentGNN(Block):
 
 
 class LatentKernel(nn.Module):
-    """The parameters of one kernel: how positions are tied to its latent nodes."""
+    """The parameters of one kernel, which connects positions to its latent nodes."""
 
     def __init__(self, channels: int, latent_dim: int, *, asymmetric: bool, graph_conv: bool) -> None:
         super().__init__()

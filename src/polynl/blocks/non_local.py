@@ -1,4 +1,4 @@
-"""The Non-local block (Wang 2018), with every public implementation's conventions as named options."""
+"""The Non-local block (Wang 2018), with the conventions of all public implementations as options."""
 
 from typing import Literal, SupportsIndex
 
@@ -39,7 +39,7 @@ SubSample = Literal["before", "after"]
 
 
 class NonLocal(AttentionBlock):
-    """Z = X + norm(Y W_out), Y gathering g = XW_g from all positions by their similarity.
+    """Z = X + norm(Y W_out), where Y sums g = XW_g over all positions, weighted by similarity.
 
     With θ = XWθ and φ = XWφ, M the number of keys and `scale` s:
 
@@ -48,14 +48,14 @@ class NonLocal(AttentionBlock):
     * ``gaussian``: the same with θ = φ = X.
     * ``concatenation``: Y = ReLU(wᵀ[θᵢ, φⱼ]) g / M.
 
-    `inner_channels` is the width of θ, φ and g (half of `channels` unless given); `scale` is 1, 1/√inner
-    ("inner") or 1/√C ("channels"). `sub_sample` max-pools the keys by `pool_size` (a number, or one per
-    spatial axis) before or after the projections φ and g; an axis shorter than the pool is pooled whole.
-    `bias` gives θ, φ and g a bias, `out_bias` (as `bias` unless given) the output projection.
+    `inner_channels` is the width of θ, φ and g (default: channels // 2); `scale` is 1 ("none"), 1/√inner
+    ("inner") or 1/√C ("channels"). `sub_sample` max-pools the keys by `pool_size` (an integer, or one per
+    spatial axis) before or after the projections φ and g; an axis shorter than the window is pooled whole.
+    `bias` adds a bias to θ, φ and g, `out_bias` (default: as `bias`) to the output projection.
 
-    Identity: the scale of the batch norm, or else W_out, is zero; it receives gradient at once, the rest as
-    soon as it has moved. A layer norm has no scale, and makes any W_out but zero a branch of unit size: with
-    `norm="layer"` the first step of training is a leap.
+    Identity: the scale of the batch norm, or else W_out, is zero; it receives gradient at once, the rest
+    after the first step. A layer norm has no scale and turns any W_out other than zero into a branch of unit
+    size: with `norm="layer"`, the first step of training is a jump.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class NonLocal(AttentionBlock):
         return None
 
     def reset_parameters(self) -> None:
-        """PyTorch's initial values, and a zero output where the block is to start as the identity."""
+        """PyTorch's initial values, and a zero output for `init="identity"`."""
         for layer in (self.theta, self.phi, self.g, self.out.linear):
             if layer is not None:
                 layer.reset_parameters()
@@ -140,7 +140,7 @@ class NonLocal(AttentionBlock):
         return {"none": 1.0, "inner": self.inner_channels**-0.5, "channels": self.channels**-0.5}[self.scale]
 
     def keys_of(self, spatial: torch.Size) -> torch.Size:
-        """The shape of the pooled map, where keys are sub-sampled."""
+        """The shape of the pooled map if keys are sub-sampled."""
         if self.sub_sample is None:
             return spatial
         return torch.Size(extent // size for extent, size in zip(spatial, self._window(spatial), strict=True))
@@ -153,14 +153,13 @@ class NonLocal(AttentionBlock):
         sizes = self.pool_size if isinstance(self.pool_size, tuple) else (self.pool_size,) * len(spatial)
         if len(sizes) != len(spatial):
             raise ValueError(
-                f"NonLocal: x has {len(spatial)} spatial axes; "
-                f"pool_size={self.pool_size!r} is for {len(sizes)}"
+                f"NonLocal: x has {len(spatial)} spatial axes; pool_size={self.pool_size!r} has {len(sizes)}"
             )
         return tuple(min(size, extent) for size, extent in zip(sizes, spatial, strict=True))
 
     @property
     def mixes(self) -> bool:
-        """With dot products, without bias, norm and sub-sampling."""
+        """True for dot products without bias, norm and sub-sampling."""
         return self._beyond_mixing() is None
 
     def mixing(self, gram: Float[Tensor, "b c c"]) -> Float[Tensor, "b c c"]:
@@ -174,7 +173,7 @@ class NonLocal(AttentionBlock):
         )
 
     def _beyond_mixing(self) -> tuple[str, object] | None:
-        """The first option with which the block is not X + X·M(G), and the value it would need."""
+        """The first option that keeps the block from being X + X·M(G), and the value it would need."""
         needed = {"mode": "dot_product", "bias": False, "out_bias": False, "norm": "none", "sub_sample": None}
         for name, value in needed.items():
             if getattr(self, name) != value:

@@ -1,7 +1,7 @@
 """Weights trained with other implementations: a peer's state dict becomes a block with the peer's output.
 
-Each source is one function, from a state dict and the options it does not tell to a :class:`Plan`; what turns
-a plan into a block is the same for all of them.
+Each source is one function from a state dict, and the options that it does not show, to a :class:`Plan`.
+Turning a plan into a block is the same for all of them.
 """
 
 import inspect
@@ -16,6 +16,7 @@ from polynl.blocks.efficient import EfficientNL
 from polynl.blocks.latent_gnn import MODES as LATENT_MODES
 from polynl.blocks.latent_gnn import LatentGNN
 from polynl.blocks.non_local import MODES, NonLocal
+from polynl.errors import near_matches, shortened
 
 T = TypeVar("T")
 State = dict[str, Tensor]
@@ -26,8 +27,8 @@ BOOLEANS = (True, False)
 class Plan(NamedTuple):
     """The block that computes what a peer does, and where the peer keeps the block's parameters.
 
-    `layers` leads from the names of the block's layers, and of parameters it holds itself, to the peer's; it
-    may name more than the block has.
+    `layers` maps the names of the block's layers, and of the parameters it holds itself, to the peer's. It
+    may list more than the block has.
     """
 
     block: type[Block]
@@ -36,7 +37,7 @@ class Plan(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A peer: how its state dict is read, and what it calls the output convolution, by which it is known.
+    """A peer: how to read its state dict, and its names for the output convolution, which identify it.
 
     `plan` takes the state dict, which of `outputs` is in it, and the peer's options as keywords.
     """
@@ -46,26 +47,26 @@ class Source(NamedTuple):
 
 
 def load_peer(state_dict: Mapping[str, Tensor], source: str, *, prefix: str = "", **options: Any) -> Block:
-    """The block whose output is that of the peer that the weights come from, in training and in evaluation.
+    """The block with the same output as the peer that the weights come from, in training and evaluation.
 
-    `options` are what a state dict does not tell, under the names and with the defaults of the peer's own
-    constructor; None, where it is the default here, means that the keys tell, and another value must agree:
+    `options` are what a state dict does not show, with the names and defaults of the peer's own constructor.
+    Where the default is None, the keys show the value, and a value given must agree with them:
 
     * ``mmcv`` (NonLocal1d, 2d, 3d): `mode`, `sub_sample`, `use_scale=True`
     * ``timm`` (NonLocalAttn): `use_scale=True`
     * ``non_local_pytorch`` (NONLocalBlock1D, 2D, 3D): `mode`, `sub_sample`
     * ``slowfast`` (Nonlocal): `instantiation="softmax"`, `pool_size=None`, `norm_type`
-    * ``efficient_attention`` (EfficientAttention): `head_count`, which must be given
+    * ``efficient_attention`` (EfficientAttention): `head_count` (required)
     * ``latentgnn`` (LatentGNNV1): `mode`
 
-    Keys cannot tell embedded Gaussian from dot product, taken for "embedded_gaussian", nor the parameterless
-    layer norm of SlowFast from no norm, taken for "none": name the other where it was used.
+    Keys do not distinguish embedded Gaussian from dot product (default: "embedded_gaussian"), nor SlowFast's
+    parameterless layer norm from no norm (default: "none"): pass the option if the other was used.
 
-    `prefix` picks the peer out of a whole network's state dict. Below it every key must be used and every key
-    needed must be there, but for the `num_batches_tracked` that old state dicts lack.
+    `prefix` selects the peer in a whole network's state dict. Every key under it must be used, and every key
+    that is needed must be there, except `num_batches_tracked`, which old state dicts lack.
 
-    The block is in training mode, as any new module. It holds copies of the tensors, each in its dtype and on
-    its device.
+    The block is in training mode, like any new module. It holds copies of the tensors, with their dtypes and
+    devices.
 
     >>> peer = {f"{name}.{kind}": torch.ones(4, 4, 1, 1) if kind == "weight" else torch.ones(4)
     ...         for name in ("keys", "queries", "values", "reprojection") for kind in ("weight", "bias")}
@@ -84,7 +85,7 @@ def load_peer(state_dict: Mapping[str, Tensor], source: str, *, prefix: str = ""
         plan = peer.plan(state, out, **options)
     except KeyError as error:
         raise _misfit(state, source, prefix, missing=error.args) from None
-    # Without memory of its own, the block draws no random numbers for values that are replaced at once.
+    # On the meta device the block draws no random numbers for values that are about to be replaced.
     with torch.device("meta"):
         block = plan.block(state[f"{out}.weight"].shape[0], init="random", **plan.options)
     ours = block.state_dict()
@@ -191,7 +192,7 @@ SOURCES = {
 def _pooled_after(
     state: State, out: str, conv: str, mode: str | None, sub_sample: bool | None
 ) -> tuple[dict[str, str], Options]:
-    """Layers and options of the two peers that pool after φ and g, which moves their keys into a sequence."""
+    """Layers and options of the two peers that pool after φ and g, which nests their keys in a Sequential."""
     possible: tuple[str, ...] = ("embedded_gaussian", "dot_product")
     if _has(state, "concat_project"):
         possible = ("concatenation",)
@@ -218,23 +219,25 @@ def _has(state: State, layer: str) -> bool:
 
 
 def _has_bias(state: State, layers: dict[str, str]) -> bool:
-    """Whether any convolution has one. All do or none; if some lack theirs, that is reported as missing."""
+    """Whether any convolution has a bias. All or none do; if only some do, the rest is reported missing."""
     return any(f"{theirs}.bias" in state for ours, theirs in layers.items() if ours != "out.norm")
 
 
 def _spatial_axes(state: State, out: str) -> int:
     shape = tuple(state[f"{out}.weight"].shape)
     if not 3 <= len(shape) <= 5:
-        raise ValueError(f"{out}.weight has shape {shape}; expected that of a convolution over 1 to 3 axes")
+        raise ValueError(
+            f"{out}.weight has shape {shape}; expected the weight of a 1-d, 2-d or 3-d convolution"
+        )
     return len(shape) - 2
 
 
 def _read(name: str, given: T | None, choices: Iterable[T], possible: tuple[T, ...]) -> T:
-    """An option that the keys tell or narrow down: `given`, if they allow it, else the first they allow."""
+    """An option that the keys determine or restrict: `given` if allowed (default: the first allowed)."""
     if given is None:
         return possible[0]
     if choice(name, given, choices) not in possible:
-        raise ValueError(f"{name}={given!r}: the keys are those of {name}={' or '.join(map(repr, possible))}")
+        raise ValueError(f"{name}={given!r}: the keys belong to {name}={' or '.join(map(repr, possible))}")
     return given
 
 
@@ -243,12 +246,14 @@ def _check_options(source: str, options: Options) -> None:
     for name, value in options.items():
         if name not in known:
             raise TypeError(
-                f"source={source!r} has no option {name!r} (given as {value!r}); "
-                f"its options are {', '.join(known)}"
+                f"source={source!r} has no option {name!r} (given as {value!r}).{near_matches(name, known)} "
+                f"Its options are {', '.join(known)}."
             )
     for name, parameter in known.items():
         if parameter.default is parameter.empty and name not in options:
-            raise TypeError(f"source={source!r} needs the option {name!r}: its state dict does not tell")
+            raise TypeError(
+                f"source={source!r} needs the option {name!r}, which its state dict does not show"
+            )
 
 
 def _below(state_dict: Mapping[str, Tensor], prefix: str) -> State:
@@ -256,7 +261,8 @@ def _below(state_dict: Mapping[str, Tensor], prefix: str) -> State:
         raise TypeError(f"state_dict is a {type(state_dict).__name__}; expected a dict of tensors")
     state = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
     if not state:
-        raise ValueError(f"prefix={prefix!r}: no key starts with it; the keys are {_some(state_dict)}")
+        keys = shortened(list(state_dict), 5) or "none"
+        raise ValueError(f"prefix={prefix!r}: no key starts with it; the keys are {keys}")
     for key, value in state.items():
         if not isinstance(value, Tensor):
             raise TypeError(f"state_dict[{prefix + key!r}] is a {type(value).__name__}; expected a tensor")
@@ -269,7 +275,7 @@ def _peer_key(name: str, layers: dict[str, str]) -> str:
 
 
 def _converted(name: str, like: Tensor, key: str, state: State, axes: int) -> Tensor:
-    """A copy of the peer's tensor in the shape it has here: a 1×1 convolution's weight becomes a matrix."""
+    """A copy of the peer's tensor in the block's shape: a 1×1 convolution's weight becomes a matrix."""
     tensor = state.get(key)
     if tensor is None:
         return torch.zeros((), dtype=like.dtype, device=next(iter(state.values())).device)
@@ -286,11 +292,11 @@ def _converted(name: str, like: Tensor, key: str, state: State, axes: int) -> Te
 def _misfit(
     state: State, source: str, prefix: str, missing: Sequence[str], unexpected: Sequence[str] = ()
 ) -> ValueError:
-    """The error for keys that are not the source's, with what they may be instead."""
+    """The error for keys that are not the source's, with a source or prefix that would match."""
     kinds = (
         {"missing": missing, "unexpected": unexpected} if unexpected else {"missing": missing, "given": state}
     )
-    found = "; ".join(f"{kind} {_some(keys)}" for kind, keys in kinds.items() if keys)
+    found = "; ".join(f"{kind} {shortened(list(keys), 5)}" for kind, keys in kinds.items() if keys)
     others = [
         f"source={name!r}"
         for name, peer in SOURCES.items()
@@ -302,11 +308,5 @@ def _misfit(
         for key in state
         if key.endswith(f".{out}.weight")
     ]
-    hint = f"; perhaps {_some(others + prefixes)} is meant" if others or prefixes else ""
-    return ValueError(f"source={source!r}: the keys do not fit: {found}{hint}")
-
-
-def _some(words: Iterable[str], most: int = 5) -> str:
-    words = list(words)
-    more = f" and {len(words) - most} more" if len(words) > most else ""
-    return ", ".join(words[:most]) + more if words else "none"
+    hint = f". Did you mean {shortened(others + prefixes, 5)}?" if others or prefixes else ""
+    return ValueError(f"source={source!r}: the keys do not match: {found}{hint}")

@@ -11,13 +11,13 @@ from polynl.functional.poly_nl import FORMS, Form, poly_nl, poly_nl_mixing
 class PolyNL(Block):
     """Z = αX + βY with Y = (Φ(XW₁ ⊙ XW₂) ⊙ X) W₃, the paper's Eq. 6. See :func:`polynl.functional.poly_nl`.
 
-    W₁, W₂, W₃ are C×C; α and β are learnable scalars. With `reduction` r > 1 the inside has C/r channels:
+    W₁, W₂, W₃ are C×C; α and β are learnable scalars. With `reduction` r > 1, the inner width is C/r:
     W₁, W₂ and a value projection Wᵥ are C×(C/r), W₃ is (C/r)×C, and X inside Y becomes XWᵥ.
 
-    `form` chooses how the same value is computed: "direct", "gram", or by size with "auto".
+    `form` is how the same value is computed: "direct", "gram", or the faster of the two ("auto").
 
-    Identity: α = 1 and β = 0. β receives gradient at once, W₁, W₂ and W₃ as soon as β has moved.
-    Y is cubic: an input s times as large gives a Y s³ times as large.
+    Identity: α = 1 and β = 0. β receives gradient at once, W₁, W₂ and W₃ after the first step.
+    Y is cubic: scaling the input by s scales Y by s³.
 
     >>> PolyNL(64)(torch.randn(2, 64, 14, 14)).shape
     torch.Size([2, 64, 14, 14])
@@ -30,7 +30,7 @@ class PolyNL(Block):
         self.form: Form = choice("form", form, FORMS)
         self.reduction = divides("reduction", reduction, "channels", channels)
         inner = channels // reduction
-        # As 1×1 convolutions, which hold Wᵀ: their kernels copy a weight that lies the other way round.
+        # As 1×1 convolutions, which store Wᵀ: their kernels would copy a weight stored as W.
         self.w1 = Pointwise(channels, inner, bias=False)
         self.w2 = Pointwise(channels, inner, bias=False)
         self.w3 = Pointwise(inner, channels, bias=False)
@@ -40,7 +40,7 @@ class PolyNL(Block):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Matrices that keep the variance of what they multiply; α = 1; β = 0 for the identity, else 1."""
+        """Variance-preserving matrices; α = 1; β = 0 for the identity, otherwise 1."""
         for layer in (self.w1, self.w2, self.w3, self.w_value):
             if layer is not None:
                 nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
@@ -54,7 +54,7 @@ class PolyNL(Block):
 
     @property
     def mixes(self) -> bool:
-        """Always."""
+        """True."""
         return True
 
     def scales(self) -> tuple[Tensor | float, Tensor | float]:

@@ -11,9 +11,9 @@ from polynl.functional.polynomial import ccp
 class PolynomialLayer(Block):
     """A polynomial of order D of the channels at each position, with Π-net's coupled CP factors (CCP).
 
-    o = U₁h, then o ← (Uᵢh) ⊙ o + o for i = 2 … D, and Z = Co + bias. The Uᵢ are `rank` × C, and `rank` is C
-    unless given. See :func:`polynl.functional.ccp`. It is what the other blocks are not: local, and with
-    terms of every order up to D (Eq. 3).
+    o = U₁h, then o ← (Uᵢh) ⊙ o + o for i = 2 … D, and Z = Co + bias. The Uᵢ are `rank` × C (default: C × C).
+    See :func:`polynl.functional.ccp`. Unlike the non-local blocks, it is local and has terms of every order
+    up to D (Eq. 3).
 
     Identity: U₁ and C are identities and the other Uᵢ zero, which needs `rank` ≥ C; all of them receive
     gradient at once.
@@ -35,7 +35,7 @@ class PolynomialLayer(Block):
         if init == "identity" and self.rank < channels:
             raise ValueError(
                 f"rank={rank}: expected at least channels={channels} to start as the identity; "
-                "give a larger rank, or init='random'"
+                "use a larger rank, or init='random'"
             )
         self.factors = nn.ParameterList(torch.empty(self.rank, channels) for _ in range(order))
         self.out = nn.Parameter(torch.empty(channels, self.rank))
@@ -43,7 +43,7 @@ class PolynomialLayer(Block):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Identity or variance-keeping matrices; a zero bias."""
+        """Identity or variance-preserving matrices; a zero bias."""
         if self.init == "identity":
             for factor in self.factors:
                 nn.init.zeros_(factor)

@@ -1,4 +1,4 @@
-"""The blocks by name: one row says all that the rest of polynl needs to know of a block."""
+"""The blocks by name: one row holds all that the rest of polynl needs to know about a block."""
 
 import inspect
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ GREEN, BLUE, VERMILLION, PURPLE = "#009E73", "#0072B2", "#D55E00", "#CC79A7"
 
 
 class Style(NamedTuple):
-    """How figures draw a block, with matplotlib's names of markers and lines."""
+    """How figures draw a block, with matplotlib's names for markers and lines."""
 
     colour: str
     marker: str
@@ -37,15 +37,15 @@ class BlockEntry:
 
     block: type[Block]
     label: str
-    """What tables and figures call it."""
+    """Name in tables and figures."""
     style: Style
     family: Family
-    """Whether every position sees all others, each sees itself in higher order, or its neighbours."""
+    """Whether a position sees all others, only itself (in higher order), or its neighbours."""
     in_paper: bool = False
-    """Whether the paper compares it: `polynl reproduce` trains those."""
+    """Whether the paper compares it; `polynl reproduce` trains these."""
 
 
-# What recipes call a network without a block, and how tables and figures show it.
+# A network without a block: its name in recipes, its label and its style.
 NO_BLOCK, NO_BLOCK_LABEL, NO_BLOCK_STYLE = "none", "no block", Style(BLACK, "o")
 
 # In the paper's order, which tables keep.
@@ -74,7 +74,7 @@ def build_block(name: str, channels: int, **options: Any) -> Block:
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
-    """Raise a TypeError that names the nearest option, where the block has none of that name."""
+    """Raise a TypeError that names the nearest options, if the block does not have one of `options`."""
     known = list(inspect.signature(BLOCKS[name].block).parameters)[1:]
     for option, value in options.items():
         if option not in known:

@@ -14,19 +14,19 @@ Fusion = Literal["sum", "concat"]
 
 
 class TESA(Block):
-    """Z = X + fused(Y₁, …, Y_R) W_out, one Y for each axis r of the feature tensor, the channels among them.
+    """Z = X + fused(Y₁, …, Y_R) W_out, one Y for each axis r of the feature tensor, including the channels.
 
     Y_r = fold(A₍r₎ B₍r₎ᵀ V₍r₎), the matricizations of three embeddings of X along axis r: see
     :func:`polynl.functional.tesa_mode`, also for `order`, which changes the cost and not the value.
 
-    **This is a reconstruction.** What is known of TESA are the three matricizations of an H×W×C tensor, the
-    six matrix products, and that the results of the modes are fused. The rest are choices, made options:
+    **This is a reconstruction.** Published are the three matricizations of an H×W×C tensor, the six matrix
+    products, and that the results of the modes are fused. Everything else is an option:
 
     * `embedding`: "linear", A, B and V are 1×1 convolutions of X; "none", all three are X.
     * `normalization`: "mean", Y_r is divided by the number of columns of its matricization; "none".
-    * `fusion`: "sum" adds the modes up; "concat" lays them side by side, for maps with `spatial_axes` axes.
+    * `fusion`: "sum" adds the modes; "concat" concatenates them, for maps with `spatial_axes` axes only.
 
-    Identity: W_out is zero; it receives gradient at once, the rest as soon as it has moved.
+    Identity: W_out is zero; it receives gradient at once, the rest after the first step.
     """
 
     def __init__(
@@ -59,8 +59,9 @@ class TESA(Block):
         """The class's formula on a folded map."""
         if self.fusion == "concat" and len(spatial) != self.spatial_axes:
             raise ValueError(
-                f"TESA: x has {len(spatial)} spatial axes; fusion='concat' is for {self.spatial_axes} here: "
-                f"construct it with spatial_axes={len(spatial)}, or with fusion='sum' for all"
+                f"TESA: x has {len(spatial)} spatial axes; this block was built for "
+                f"spatial_axes={self.spatial_axes}: construct it with spatial_axes={len(spatial)}, "
+                "or use fusion='sum'"
             )
         a, b, v = (
             (x if layer is None else layer(x)).mT.unflatten(-1, spatial) for layer in (self.a, self.b, self.v)

@@ -1,4 +1,4 @@
-"""The formulas, as pure functions on (b, n, c) tensors. Modules hold parameters and call these."""
+"""The formulas as pure functions on (b, n, c) tensors; modules hold the parameters and call them."""
 
 from polynl.functional.efficient import efficient_attention
 from polynl.functional.gram import gram, mix, mix_by_gram, project

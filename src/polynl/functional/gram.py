@@ -1,8 +1,8 @@
-"""The products over positions that every block is made of.
+"""The products over positions that all blocks consist of.
 
-A feature map is a matrix X of N positions × C channels, in a batch: (b, n, c). In memory it is one of two
-things, and both arrive here as views: channels-first maps (b, c, n), transposed, and channels-last maps.
-Every product returns the layout it was given, so that no block ever copies a map to turn it around.
+A feature map is a matrix X of N positions × C channels, in a batch (b, n, c). It is a view of either a
+channels-first map (b, c, n), transposed, or a channels-last map. Every product returns the layout of its
+input, so no block copies a map to change its layout.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def channels_first(x: Float[Tensor, "b n c"]) -> bool:
 def gram(x: Float[Tensor, "b n c"], y: Float[Tensor, "b n d"] | None = None) -> Float[Tensor, "b c d"]:
     """The Gram matrix G = XᵀX / N, or XᵀY / N of two maps, in fp32 at least: n·c·d multiply-adds.
 
-    Half precision is accumulated in fp32, since a sum over N squares leaves the range of fp16 early.
+    Half precision is accumulated in fp32, because a sum of N squares soon overflows fp16.
 
     >>> gram(torch.ones(1, 4, 2))
     tensor([[[1., 1.],
@@ -47,17 +47,16 @@ def mix_by_gram(
     alpha: Float[Tensor, ""] | float = 1.0,
     beta: Float[Tensor, ""] | float = 1.0,
 ) -> Float[Tensor, "b n c"]:
-    """Z = αX + βX·mixing(G) with G = XᵀX / N: what every dot-product block is, for its own `mixing`.
+    """Z = αX + βX·mixing(G) with G = XᵀX / N: every dot-product block, with its own `mixing`.
 
-    One product with αI + βM gives Z. Only X and C×C matrices are kept for the backward pass, which takes
-    three products over N: dM = XᵀdZ, and dX = dZMᵀ + XS with the one symmetric matrix S = (dG + dGᵀ)/N,
-    where autograd alone takes four, and one more N×C tensor to add them up. The forward pass takes less
-    than two, as G is symmetric.
+    One product with αI + βM gives Z. The backward pass keeps only X and C×C matrices and takes three products
+    over N: dM = XᵀdZ, and dX = dZMᵀ + XS with one symmetric matrix S = (dG + dGᵀ)/N. Autograd alone would
+    take four, and one more N×C tensor to sum them. The forward pass takes less than two: G is symmetric.
     """
     if not (x.requires_grad and torch.is_grad_enabled()):
         g = _symmetric_gram(x)
     elif torch.compiler.is_compiling():
-        g, x = _GramAndMap.apply(x)  # compilers refuse a function with a forward mode
+        g, x = _GramAndMap.apply(x)  # compilers reject a function with a forward mode
     else:
         g, x = _GramAndMapBothModes.apply(x)
     if _products_round():
@@ -69,9 +68,9 @@ def mix_by_gram(
 def project(
     x: Float[Tensor, "b n c"], w: Float[Tensor, "c d"], bias: Float[Tensor, " d"] | None = None
 ) -> Float[Tensor, "b n d"]:
-    """X W + bias with one matrix for the whole batch, that is a 1×1 convolution with weight Wᵀ.
+    """X W + bias with one matrix for the whole batch: a 1×1 convolution with weight Wᵀ.
 
-    A product of batched matrices would do, but its backward pass holds a gradient of W per sample.
+    A batched matrix product would also work, but its backward pass holds a gradient of W per sample.
     """
     if channels_first(x):
         return F.conv1d(x.mT, w.mT.unsqueeze(-1), bias).mT
@@ -83,18 +82,18 @@ def _products_round() -> bool:
     return torch.get_float32_matmul_precision() != "highest"
 
 
-# This is what torch.compiler.assume_constant_result does, without importing the compiler, which takes as long
-# as importing torch.
+# Does what torch.compiler.assume_constant_result does, without importing the compiler, which takes as long as
+# importing torch.
 _products_round._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def sizes_are_open() -> bool:
-    """Whether a choice by size must not be made, since an exported program is for all sizes."""
+    """Whether code must not branch on sizes, because an exported program is for all of them."""
     return torch.compiler.is_exporting()
 
 
 class _GramAndMap(torch.autograd.Function):
-    """X ↦ (G, X): handing X on as well lets one backward pass gather both of its gradients in one tensor."""
+    """X ↦ (G, X): passing X through lets one backward pass sum both of its gradients in one tensor."""
 
     generate_vmap_rule = True
 
@@ -112,7 +111,7 @@ class _GramAndMap(torch.autograd.Function):
         s = (dg + dg.mT) / x.shape[-2]
         if torch.is_grad_enabled() or x.dtype != s.dtype:
             return dx + mix(x, s)
-        # dx comes from the one use of X in mix_by_gram and nobody else holds it, so it may be written to.
+        # dx comes from the only use of X in mix_by_gram and has no other holder, so it can be overwritten.
         return dx.mT.baddbmm_(s, x.mT).mT if channels_first(x) else dx.baddbmm_(x, s)
 
 
@@ -132,7 +131,7 @@ class _GramAndMapBothModes(_GramAndMap):
 
 
 def _symmetric_gram(x: Float[Tensor, "b n c"]) -> Float[Tensor, "b c c"]:
-    """`gram(x)`, where it pays from the blocks on and above the diagonal: 5/8 of the multiply-adds."""
+    """`gram(x)`; for large maps from the blocks on and above the diagonal: 5/8 of the multiply-adds."""
     n, c = x.shape[-2:]
     if sizes_are_open() or c < 256 or n < c:
         return gram(x)

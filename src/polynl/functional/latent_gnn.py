@@ -1,4 +1,4 @@
-"""Latent-GNN (Zhang 2019): positions speak to each other through a few latent nodes."""
+"""Latent-GNN (Zhang 2019): positions communicate through a few latent nodes."""
 
 from collections.abc import Iterable
 
@@ -16,8 +16,8 @@ def latent_gnn(
 ) -> Float[Tensor, "b n c"]:
     """One kernel with d latent nodes: 2n·c·d multiply-adds over the positions, 2c·d² among the nodes.
 
-    a = ReLU(to_latent) and b = ReLU(from_latent) tie positions to nodes; b has unit length at each position,
-    a has unit length over the positions of each node. Without `from_latent` the kernel is symmetric: b = a,
+    a = ReLU(to_latent) and b = ReLU(from_latent) connect positions and nodes, normalised to unit length: b at
+    each position, a over the positions of each node. Without `from_latent` the kernel is symmetric: b = a,
     of unit length at each position. Then
 
         Z = aᵀv,   Z ← softmax(ẐẐᵀ) Z with rows of Ẑ of unit length,   Y = bZ.
@@ -34,9 +34,9 @@ def latent_gnn(
 
 
 def unit_length(x: Float[Tensor, "*b"], dim: int) -> Float[Tensor, "*b"]:
-    """X divided by its L2 norm along `dim`, or by 1e-12 where that is larger.
+    """X divided by its L2 norm along `dim`, or by 1e-12 if the norm is smaller.
 
-    `F.normalize` is the same, but its second derivative is NaN at zero vectors, which ReLU makes.
+    `F.normalize` is the same, but its second derivative is NaN at zero vectors, which ReLU produces.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))  # 1e-12 is zero in fp16
     return (wide / wide.square().sum(dim=dim, keepdim=True).clamp_min(1e-24).sqrt()).to(x.dtype)
@@ -50,9 +50,9 @@ def latent_gnn_reference(
     to_latent: Float[Tensor, "n d"],
     from_latent: Float[Tensor, "n d"] | None = None,
 ) -> Float[Tensor, "n c"]:
-    """One kernel, node by node and position by position.
+    """One kernel, node by node and position by position, with a and b as in :func:`latent_gnn`.
 
-    z_k = Σ_i a_ik v_i;  z′_k = Σ_l softmax_l(ẑ_k·ẑ_l) z_l, ẑ being z of unit length;  y_i = Σ_k b_ik z′_k.
+    z_k = Σ_i a_ik v_i;  z′_k = Σ_l softmax_l(ẑ_k·ẑ_l) z_l, where ẑ = z / |z|;  y_i = Σ_k b_ik z′_k.
     """
 
     def unit(vectors: Iterable[Tensor]) -> list[Tensor]:

@@ -1,6 +1,6 @@
 """The pairwise functions of the Non-local block (Wang 2018): every position attends to every key.
 
-θ are the queries (b, n, d), φ the keys (b, m, d), g the values (b, m, e); m < n where keys are sub-sampled.
+θ are the queries (b, n, d), φ the keys (b, m, d), g the values (b, m, e); m < n if keys are sub-sampled.
 """
 
 from typing import Literal
@@ -24,7 +24,7 @@ def dot_product_attention(
 ) -> Float[Tensor, "b n e"]:
     """Y = θ φᵀ g / M, Eq. 2 divided by the number of keys M.
 
-    * ``quadratic`` multiplies left to right, as published: the N×M similarities are made.
+    * ``quadratic`` multiplies left to right, as published, through the N×M similarities.
     * ``gram`` multiplies right to left: the same values at a cost linear in N and M.
     """
     if form == "gram":
@@ -64,9 +64,9 @@ def softmax_attention(
 ) -> Float[Tensor, "b n e"]:
     """Y = softmax(scale · θ φᵀ) g over the keys, Gaussian and embedded Gaussian: 2nm·d multiply-adds.
 
-    torch's fused attention never stores the N×M scores, but has no second derivative; fp64, the dtype in
-    which derivatives are checked and not trained, takes the formula as it stands. The fused kernels want
-    contiguous operands of one width, and torch falls back to storing the scores without a word.
+    torch's fused attention never stores the N×M scores but has no second derivative; fp64, which is used to
+    check derivatives and not to train, takes the plain formula. The fused kernels need contiguous operands
+    of one width; otherwise torch silently falls back to storing the scores.
     """
     if theta.dtype == torch.float64:
         return torch.softmax(theta @ phi.mT * scale, dim=-1) @ g
@@ -76,7 +76,7 @@ def softmax_attention(
 
 
 def _padded(x: Float[Tensor, "b n d"], width: int) -> Float[Tensor, "b n w"]:
-    """A contiguous X with columns of zeros up to `width`: they change no score, and the values lose them."""
+    """A contiguous X, zero-padded to `width`: zeros change no score, and they are cut off from the result."""
     return x.contiguous() if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])).contiguous()
 
 
@@ -88,7 +88,7 @@ def concatenation_attention(
 ) -> Float[Tensor, "b n e"]:
     """Y = ReLU(wᵀ[θᵢ, φⱼ]) g / M.
 
-    wᵀ[θᵢ, φⱼ] = aᵢ + bⱼ with a = θ w[:d] and b = φ w[d:], so the 2D×N×M concatenation is never made.
+    wᵀ[θᵢ, φⱼ] = aᵢ + bⱼ with a = θ w[:d] and b = φ w[d:], so the 2D×N×M concatenation is never stored.
     """
     w_theta, w_phi = w.chunk(2)
     scores = (theta @ w_theta).unsqueeze(-1) + (phi @ w_phi).unsqueeze(-2)

@@ -1,4 +1,4 @@
-"""Poly-NL (Eq. 6), as the paper writes it and through the Gram matrix: the same values, other costs."""
+"""Poly-NL (Eq. 6), as the paper writes it and through the Gram matrix: same values, different costs."""
 
 from typing import Literal, NamedTuple
 
@@ -13,14 +13,14 @@ FORMS: tuple[Form, ...] = ("auto", "direct", "gram")
 
 
 class FormCosts(NamedTuple):
-    """What the two forms cost, in multiply-adds of the direct form's products."""
+    """Costs of the two forms, relative to a multiply-add in the direct form's products."""
 
     product: float
     """Gram: a multiply-add over positions; G is symmetric."""
     matrix: float
-    """Gram: a multiply-add among C×C matrices."""
+    """Gram: a multiply-add between C×C matrices."""
     element: float
-    """Direct: an element of the maps it makes on the way."""
+    """Direct: an element of its intermediate maps."""
 
 
 # Fitted to measurements on two CPU cores by benchmarks/fit_forms.py.
@@ -42,7 +42,7 @@ def poly_nl(
     Without `w_value`, Wᵥ is the identity and the layer is the paper's. Y is cubic: X → sX gives s³Y.
 
     * ``direct`` follows the formula: 3NC² multiply-adds.
-    * ``gram`` uses that Z = X·(αI + βM(G)) with G = XᵀX/N: 2NC² + C³, and of maps it keeps only X to train.
+    * ``gram`` uses that Z = X·(αI + βM(G)) with G = XᵀX/N: 2NC² + C³; for training it keeps no map but X.
     * ``auto`` takes the cheaper of the two for x's size (`preferred_form`).
     """
     if form == "auto":
@@ -50,7 +50,7 @@ def poly_nl(
     if form == "gram":
         return mix_by_gram(x, lambda g: poly_nl_mixing(g, w1, w2, w3, w_value), alpha, beta)
     left, right = project(x, w1), project(x, w2)
-    # Without gradients nobody needs the two maps again, and in place two fewer are written.
+    # Without gradients the two maps are not needed again; working in place writes two fewer.
     keep = torch.is_grad_enabled()
     pooled = (left * right if keep else left.mul_(right)).mean(dim=-2, keepdim=True)
     y = project((x if w_value is None else project(x, w_value)) * (beta * pooled), w3)
@@ -77,18 +77,18 @@ def preferred_form(
 ) -> Form:
     """The form that should be faster for a map like x and the inner width D.
 
-    By the multiply-adds of a sample over its positions and among C×C matrices, where D = C:
+    Counts the multiply-adds of a sample over positions and between C×C matrices; for D = C:
 
     |        | inference | training   |
     |--------|-----------|------------|
     | direct | 3NC²      | 9NC²       |
     | gram   | 2NC² + C³ | 5NC² + 3C³ |
 
-    weighted with `costs`. These are measured on CPUs and used for other devices too, where they decide large
-    maps by little more than the counts. Layout and dtype shift both forms alike and are left out.
+    weighted by `costs`, which are measured on CPUs but also used for other devices; there, for large maps,
+    little but the counts matters. Layout and dtype affect both forms alike and are ignored.
     """
     if sizes_are_open():
-        return "direct"  # never far from the best, where the Gram form of a small map may be
+        return "direct"  # never far from the best, unlike the Gram form on small maps
     n, c = x.shape[-2:]
     reduced = inner != c
     over_positions, among_matrices, passes = (5, 3, 3) if training else (2, 1, 1)

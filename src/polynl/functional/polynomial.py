@@ -1,7 +1,7 @@
-"""Polynomials of a feature map: the general layer (Eq. 3–5), and a test of what is a special case of it.
+"""Polynomials of a feature map: the general layer (Eq. 3–5), and a test for its special cases.
 
-Dense tensors grow as (n·c)^(order + 1), so all but :func:`ccp` is for a handful of positions and channels: a
-block's W[3] at n = c = 3 shows its structure as well as at full size.
+Dense tensors grow as (n·c)^(order + 1), so everything except :func:`ccp` is for a few positions and channels:
+a block's W[3] at n = c = 3 shows its structure as well as at full size.
 """
 
 import math
@@ -89,11 +89,11 @@ def third_order_tensor(f: Callable[[Tensor], Tensor], n: int, c: int) -> Float[T
     """W[3] of a cubic f: (n, c) → (n, c), in fp64: ∂³f / ∂x(c,d) ∂x(e,f) ∂x(g,h) / 3!.
 
     Many tensors give the same polynomial; this is the one that is symmetric in its three inputs. For a cubic
-    f the third derivative is the same everywhere; it is taken at one random point of a fixed seed, not at
-    zero, where an f that is not smooth need not have one. Whether f *is* the tensor's contraction is for
-    :func:`is_third_order` to say.
+    f the third derivative is the same everywhere; it is taken at one random point with a fixed seed, not at
+    zero, where an f that is not smooth may not have one. :func:`is_third_order` checks whether f *is* the
+    contraction of this tensor.
 
-    f gets fp64 tensors on the CPU, under `vmap` and three times `grad` of `torch.func`, so it must not branch
+    f receives fp64 CPU tensors under `torch.func`'s `vmap` and three levels of `grad`, so it must not branch
     in Python on their values. Cost: (nc)³ times the third gradient of f, and (nc)⁴ numbers.
 
     >>> third_order_tensor(lambda x: 5 * x**3, 1, 1).item()
@@ -115,8 +115,8 @@ def third_order_residual(f: Callable[[Tensor], Tensor], n: int, c: int) -> float
     The largest relative difference max|f(X) − Y| / max(|f(X)|, |Y|), with Y = W[3] • X • X • X, over random
     X, their negatives and scales from 1/4 to 32: lower orders show where X is small, higher ones and
     saturation where it is large, kinks under the change of sign. Rounding alone gives 1e-15,
-    or some digits more where f subtracts a skip connection; another function gives up to 2, and one that is
-    not finite infinity.
+    or a few digits more if f subtracts a skip connection. Any other function gives up to 2, or infinity if
+    it is not finite.
 
     >>> third_order_residual(lambda x: x + x**3, 1, 1) > 0.9
     True
@@ -140,8 +140,9 @@ def third_order_residual(f: Callable[[Tensor], Tensor], n: int, c: int) -> float
 def is_third_order(f: Callable[[Tensor], Tensor], n: int, c: int, tolerance: float = 1e-9) -> bool:
     """Whether f: (n, c) → (n, c) is a special case of Eq. 4, that is, the contraction of some W[3] with X.
 
-    No with a constant, linear or quadratic term (a residual connection is one), with terms of order four and
-    up, and with a softmax. Yes for f = 0, the contraction of W[3] = 0. Cost: see :func:`third_order_tensor`.
+    False with a constant, linear (such as a residual connection) or quadratic term, with terms of order four
+    and higher, and with a softmax. True for f = 0, the contraction of W[3] = 0.
+    Cost: see :func:`third_order_tensor`.
 
     >>> is_third_order(lambda x: x @ x.T @ x, 3, 2), is_third_order(lambda x: x + x @ x.T @ x, 3, 2)
     (True, False)
@@ -150,9 +151,9 @@ def is_third_order(f: Callable[[Tensor], Tensor], n: int, c: int, tolerance: flo
 
 
 def triplets(w3: Float[Tensor, "n c n c n c n c"], tolerance: float | None = None) -> frozenset[Triplet]:
-    """The triplets that W[3] uses: the terms of Eq. 5 with a weight other than zero.
+    """The triplets that W[3] uses: the terms of Eq. 5 with a non-zero weight.
 
-    Where y(a,b) has a term in x(c,d) x(e,f) x(g,h), the set holds ((a, b), ((c, d), (e, f), (g, h))), so the
+    If y(a,b) has a term in x(c,d) x(e,f) x(g,h), the set contains ((a, b), ((c, d), (e, f), (g, h))), so the
     sets of two blocks can be compared. The inputs are sorted, as a product has no order, and the weights of
     all orders averaged before they are compared with zero. A weight counts as zero up to `tolerance` times
     the largest one; the default is the rounding of a sum of (nc)³ terms, as in Eq. 5.
@@ -194,10 +195,10 @@ def ccp(
     c_out: Float[Tensor, "out rank"],
     bias: Float[Tensor, " out"] | None = None,
 ) -> Float[Tensor, "b n out"]:
-    """Polynomial of order D = len(us) in the factored form of Π-nets (CCP), at each position h of X alone.
+    """Polynomial of order D = len(us) in the factored form of Π-nets (CCP), at each position h of X.
 
-    o = U₁h; o ← (U_i h) ⊙ o + o for i = 2…D; y = C o + bias. All orders from 1 to D are present, so it is no
-    special case of Eq. 4, and no position sees another. Cost: (D + 1)·N·C·rank multiply-adds.
+    o = U₁h; o ← (U_i h) ⊙ o + o for i = 2…D; y = C o + bias. All orders from 1 to D are present, so it is not
+    a special case of Eq. 4, and no position sees another. Cost: (D + 1)·N·C·rank multiply-adds.
 
     >>> ccp(torch.full((1, 1, 1), 2.0), [torch.ones(1, 1)] * 3, torch.ones(1, 1)).item()  # h(h + 1)²
     18.0
@@ -222,8 +223,8 @@ def _evaluate(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 def _third_derivative(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """∂³f at x, shape (n, c) four times: for each output element and two inputs, the gradient of ∂²f.
 
-    In reverse mode only, since a hand-written backward pass seldom has a forward mode; and not as three
-    nested `jacrev`, which is one line but starts from an identity matrix with (nc)⁶ entries.
+    Reverse mode only, because a custom backward pass seldom has a forward mode. Three nested `jacrev` would
+    be one line, but start from an identity matrix with (nc)⁶ entries.
     """
 
     def row(u: Tensor, v: Tensor, w: Tensor) -> Tensor:

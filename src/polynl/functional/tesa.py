@@ -19,10 +19,10 @@ def tesa_mode(
     order: Order = "cheap",
     normalization: Normalization = "none",
 ) -> Float[Tensor, "b c *spatial"]:
-    """fold(A₍r₎ B₍r₎ᵀ V₍r₎), T₍r₎ (R×S) being T with `axis` as its rows and all other axes as its columns.
+    """fold(A₍r₎ B₍r₎ᵀ V₍r₎), where T₍r₎ (R×S) is T with `axis` as rows and all other axes as columns.
 
     * ``cheap``: (ABᵀ)V through an R×R matrix, 2R²S multiply-adds.
-    * ``quadratic``: A(BᵀV) through an S×S matrix, 2RS²: the cost the Poly-NL paper compares with.
+    * ``quadratic``: A(BᵀV) through an S×S matrix, 2RS²: the cost that the Poly-NL paper reports.
 
     `normalization` "mean" divides by the number of columns S.
 
