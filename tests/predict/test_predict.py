@@ -134,7 +134,7 @@ def test_an_image_that_is_none(folder: Path, images: Path, tmp_path: Path, capsy
     words = [tmp_path / "c.png", images / "a.png", "--checkpoint", folder / "best.safetensors"]
     code, shown, err = predict(capsys, tmp_path / "out", *words)
     assert code == 1
-    assert f"skipped: {tmp_path / 'c.png'} is no readable image: it has no known format" in shown
+    assert f"skipped: {tmp_path / 'c.png'} is not a readable image: it has no known format" in shown
     assert "polynl: 1 of 2 images could not be read, see above." in err
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"a.png", "detections.json"}
 

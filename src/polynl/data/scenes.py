@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.ops import masks_to_boxes
 
+from polynl.data.config import Split
 from polynl.data.shapes import SHAPES, coverage
 
 GAP = 0.5
@@ -35,7 +36,7 @@ COLOURS: dict[str, tuple[float, float, float]] = {
     "magenta": (0.85, 0.25, 0.85),
     "cyan": (0.15, 0.80, 0.85),
 }
-SPLITS = ("train", "val")
+SPLITS: tuple[Split, ...] = ("train", "val")
 # Scenes are drawn this many at a time, each chunk from a seed of its own, so that a scene depends on its
 # number and not on how many there are; and they are painted a few at a time, to spare memory.
 CHUNK, _PAINTED = 250, 25
@@ -182,7 +183,7 @@ def sample_scenes(count: int, difficulty: Difficulty, generator: torch.Generator
 
 
 def draw_scenes(
-    count: int, *, size: int, difficulty: str, split: str, seed: int
+    count: int, *, size: int, difficulty: str, split: Split, seed: int
 ) -> Iterator[tuple[SceneBatch, Tensor]]:
     """The scenes of a split and their pictures, (n, 3, size, size) as uint8, at most `CHUNK` at a time."""
     wanted = DIFFICULTIES[difficulty]
@@ -211,7 +212,7 @@ class Scenes(Dataset[tuple[Tensor, int]]):
 
     classes = CLASSES
 
-    def __init__(self, count: int, *, size: int, difficulty: str, split: str, seed: int) -> None:
+    def __init__(self, count: int, *, size: int, difficulty: str, split: Split, seed: int) -> None:
         self.size = size
         drawn = draw_scenes(count, size=size, difficulty=difficulty, split=split, seed=seed)
         chunks, images = zip(*drawn, strict=True)
@@ -231,6 +232,6 @@ class Scenes(Dataset[tuple[Tensor, int]]):
         return self.images[index], self.labels[index]
 
 
-def seed_of(seed: int, split: str, chunk: int) -> int:
+def seed_of(seed: int, split: Split, chunk: int) -> int:
     """Of a chunk of a split; no two have the same."""
     return (seed * len(SPLITS) + SPLITS.index(split)) * 1_000_003 + chunk

@@ -17,11 +17,13 @@ from polynl import inserted
 from polynl.data.images import Unreadable, UnreadableImageError
 from polynl.errors import SettingsError
 from polynl.tasks.base import Batch
+from polynl.tasks.detections import Detections
 from polynl.tasks.face_detection import task as face_detection
+from polynl.tasks.face_detection.config import FaceDetectionConfig
 from polynl.tasks.face_detection.files import write_predictions
-from polynl.tasks.face_detection.metric import SUBSETS, Faces, GroundTruth
+from polynl.tasks.face_detection.metric import SUBSETS, Faces, GroundTruth, wider_face_rows
 from polynl.tasks.face_detection.scenes import FaceScenes
-from polynl.tasks.face_detection.task import FaceDetection, FaceDetectionConfig, _rows
+from polynl.tasks.face_detection.task import FaceDetection
 from polynl.train.recipe_file import load_recipe
 
 TINY = Path(__file__).parents[2] / "tiny_faces.yaml"
@@ -195,11 +197,11 @@ def test_without_official_files_all_valid_faces_count_as_hard(official: list[str
 
 def test_boxes_are_scaled_to_the_ground_truth(official: list[str], tmp_path: Path) -> None:
     with pytest.raises(
-        SettingsError, match=r"data\.truth_scale: 2 is for data\.ground_truth, and there is none"
+        SettingsError, match=r"data\.truth_scale: 2 needs data\.ground_truth, which is not given"
     ):
         task_of(*official, "--data.truth-scale", 2).check()
-    found = {"boxes": torch.tensor([[1.0, 2.0, 4.0, 8.0]]), "scores": torch.tensor([0.5])}
-    assert _rows(found, 2.0).tolist() == [[2.0, 4.0, 6.0, 12.0, 0.5]]
+    found = Detections(torch.tensor([[1.0, 2.0, 4.0, 8.0]]), torch.tensor([0.5]), torch.tensor([1]))
+    assert wider_face_rows(found, 2.0).tolist() == [[2.0, 4.0, 6.0, 12.0, 0.5]]
 
 
 def test_official_faces_are_those_of_the_images_at_their_scale(

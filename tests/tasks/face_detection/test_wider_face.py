@@ -216,7 +216,7 @@ def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"gt\.txt, line 3: it is no text in UTF-8\."):
         read_faces(file, folder)
     file.write_text("a.jpg\n0\n")
-    with pytest.raises(SettingsError, match=r"nowhere, with images, cannot be read: No such file"):
+    with pytest.raises(SettingsError, match=r"nowhere of images cannot be read: No such file"):
         read_faces(file, tmp_path / "nowhere")
 
 
@@ -276,7 +276,7 @@ def test_a_bad_image_stops_or_is_stood_in_for(tmp_path: Path, training: bool) ->
     with pytest.raises(UnreadableImageError) as caught:
         stopping[1]
     first, hint = str(caught.value).splitlines()
-    assert first.startswith(f"{path} is no readable image: ")
+    assert first.startswith(f"{path} is not a readable image: ")
     assert "--data.on-bad-image skip" in hint
     assert skipping[1] == Unreadable(str(path), first)
     path.write_bytes(b"")

@@ -144,7 +144,7 @@ def test_images_that_are_not_there_are_counted_and_some_named(tmp_path: Path) ->
     assert str(caught.value).endswith(
         ": 5 of 8 images are not in " + f"{images}: no/100.png, no/101.png, no/102.png, …."
     )
-    with pytest.raises(SettingsError, match=r"/nowhere, with images, cannot be read: No such file"):
+    with pytest.raises(SettingsError, match=r"/nowhere of images cannot be read: No such file"):
         read_annotations(file, tmp_path / "nowhere")
 
 

@@ -40,12 +40,14 @@ One of the official Hard faces is -2 wide and overlaps nothing: no detector find
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from polynl.errors import SettingsError, near_matches
+from polynl.tasks.detections import Detections
 
 SUBSETS = ("easy", "medium", "hard")
 
@@ -110,6 +112,12 @@ class WiderFaceEvaluation:
 
     ap: dict[str, float]
     curves: dict[str, tuple[Array, Array]]
+
+
+def wider_face_rows(found: Detections, scale: float = 1.0) -> Array:
+    """Detections as rows (k, 5) of x, y, w, h, score, the boxes scaled."""
+    scaled = replace(found, boxes=found.boxes.double() * scale)
+    return torch.cat([scaled.xywh(), found.scores.double()[:, None]], 1).cpu().numpy()
 
 
 def wider_face_scores(truth: GroundTruth, predictions: Predictions) -> dict[str, float]:
