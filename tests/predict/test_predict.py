@@ -77,14 +77,14 @@ def test_pictures_and_a_file_in_cocos_format(folder: Path, images: Path, tmp_pat
         with torch.no_grad():
             (found,) = task.detect(model, [image])
         entries = coco.loadAnns(coco.getAnnIds([number]))
-        known = [place for place, label in enumerate(found["labels"].tolist()) if str(label) in NAMES]
+        known = [place for place, label in enumerate(found.labels.tolist()) if str(label) in NAMES]
         assert len(entries) == len(known) > 0
         for entry, place in zip(entries, known, strict=True):
-            left, top, right, bottom = found["boxes"][place].tolist()
+            left, top, right, bottom = found.boxes[place].tolist()
             assert entry["bbox"] == pytest.approx([left, top, right - left, bottom - top], abs=1e-3)
             assert entry["category"] == NAMES[str(entry["category_id"])]
             mask = torch.from_numpy(coco_mask.decode(entry["segmentation"])).bool()
-            assert torch.equal(mask, found["masks"][place])
+            assert torch.equal(mask, found.masks[place])
         with Image.open(tmp_path / "out" / f"{Path(name).stem}.png") as picture:
             assert min(picture.size) == 480
             assert picture.size[0] * image.shape[1] == pytest.approx(

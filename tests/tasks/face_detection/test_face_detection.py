@@ -18,7 +18,7 @@ from polynl.data.images import Unreadable, UnreadableImageError
 from polynl.errors import SettingsError
 from polynl.tasks.base import Batch
 from polynl.tasks.detections import Detections
-from polynl.tasks.face_detection import task as face_detection
+from polynl.tasks.face_detection import config
 from polynl.tasks.face_detection.config import FaceDetectionConfig
 from polynl.tasks.face_detection.files import write_predictions
 from polynl.tasks.face_detection.metric import SUBSETS, Faces, GroundTruth, wider_face_rows
@@ -214,7 +214,7 @@ def test_official_faces_are_those_of_the_images_at_their_scale(
         for image, one in listed.items()
     }
     whole = GroundTruth({("0--Parade", "other"): faces["0--Parade", "a"], **faces})
-    monkeypatch.setattr(face_detection, "read_ground_truth", {tmp_path: whole}.__getitem__)
+    monkeypatch.setattr(config, "read_ground_truth", {tmp_path: whole}.__getitem__)
     task = task_of(*official, "--data.ground-truth", tmp_path, "--data.truth-scale", 2)
     task.check()
     assert list(task._truth) == list(listed)
@@ -235,7 +235,7 @@ def test_detections_are_faces() -> None:
     torch.manual_seed(0)
     with torch.no_grad():
         (found,) = task.detect(task.model().eval(), [torch.zeros(3, 64, 64, dtype=torch.uint8)])
-    assert set(found["labels"].tolist()) == {1}
+    assert set(found.labels.tolist()) == {1}
     assert task.labels()[1] == "face"
 
 
@@ -258,8 +258,8 @@ def test_the_parts_of_a_recipe_reach_the_detector() -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("--model.levels [1,3]", "model: levels=[1, 3]: expected numbers that follow each other"),
-        ("--model.positive-iou 0.2", "model: negative_iou=0.35, positive_iou=0.2: expected numbers"),
+        ("--model.levels [1,3]", "model: levels=[1, 3]: expected consecutive numbers"),
+        ("--model.positive-iou 0.2", "model: negative_iou=0.35: expected at most positive_iou=0.2"),
         ("--model.weights nowhere.pth", "model.weights: there is no file nowhere.pth."),
         ("--data.source wider_face --data.root nowhere", "data.root: there is no folder nowhere."),
     ],
@@ -274,7 +274,10 @@ def test_a_recipe_that_cannot_be_run(words: str, expected: str) -> None:
     ("words", "expected"),
     [
         ("--model.detector-options.nms_tresh 0.4", "RetinaNet has no option 'nms_tresh'. Did"),
-        ("--model.detector-options.fg_iou_thresh 0.4", "RetinaNet has no option 'fg_iou_thresh'."),
+        (
+            "--model.detector-options.fg_iou_thresh 0.4",
+            "polynl sets fg_iou_thresh of RetinaNet itself; use positive_iou instead",
+        ),
         ("--model.detector-options.kwargs 3", "RetinaNet has no option 'kwargs'."),
         ("--model.positive-iou 35", "model.positive_iou: "),
         ("--data.patch.scale [1,0.5]", "data.patch.scale: expected [from, to] with 0 < from <= to <= 1"),

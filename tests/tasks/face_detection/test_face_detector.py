@@ -212,7 +212,7 @@ def test_a_new_block_changes_nothing_until_it_has_learned() -> None:
 
 
 def test_weights_of_a_file(tmp_path: Path) -> None:
-    model = small(block="poly_nl", init="random")
+    model = small(block="poly_nl", options={"init": "random"})
     torch.save(model.state_dict(), tmp_path / "faces.pth")
     again = small(block="poly_nl", weights=tmp_path / "faces.pth")
     # The norms of what is frozen have no counter.
@@ -293,7 +293,7 @@ def test_losses_are_those_of_torchvision_with_its_matcher() -> None:
 
 def test_every_parameter_learns_also_from_images_without_faces() -> None:
     """Or processes would wait for each other's gradients."""
-    model = small(block="poly_nl", init="random").train()
+    model = small(block="poly_nl", options={"init": "random"}).train()
     images, (_, empty) = batch()
     losses = model(images, [empty, empty])
     assert losses["bbox_regression"] == 0

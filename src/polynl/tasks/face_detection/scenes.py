@@ -36,8 +36,8 @@ LEAST_HEIGHTS = dict(zip(SUBSETS, (25.0, 15.0, 5.0), strict=True))
 Officially WIDER FACE's subsets depend on how well EdgeBox finds a face. In its files that amounts to heights
 of at least 50, 30 and 10 pixels, which hold for 98 % of such faces. These are half of that.
 """
-# Scenes are drawn this many at a time, each chunk from a seed of its own, so that a scene depends on its
-# number and not on how many there are; and they are painted a few at a time, to spare memory.
+# Scenes are drawn in chunks, each from its own seed, so that a scene depends on its number and not on how
+# many there are; and they are painted a few at a time, to save memory.
 CHUNK, _PAINTED = 100, 10
 _MOST_PIXELS = 2**20
 

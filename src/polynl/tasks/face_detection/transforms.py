@@ -1,4 +1,4 @@
-"""What is done to images with faces in training: square patches of random size and place."""
+"""Training augmentation for faces: square patches of random size and place."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torchvision.transforms.v2 import functional
 
 
 class FacePatch:
-    """A square patch of random size and place, resized to `size`; its colours distorted, mirrored or not.
+    """A square patch of random size and place, resized to `size`, with colour distortion and flip.
 
-    The patch's side is a fraction of the image's shorter one, drawn evenly from `scale`, as RetinaFace has
-    it. A face is in it if the centre of its box is, and the box is clipped to the patch. A patch without a
-    face is drawn again, up to `attempts` patches in all, if the image has any; then it is taken as it is.
+    As in RetinaFace, the patch's side is a fraction of the image's shorter side, drawn uniformly from
+    `scale`. A face is in the patch if the centre of its box is; the box is clipped to the patch. If the image
+    has faces and the patch does not, it is drawn again, up to `attempts` times in all.
 
     `distort` is the probability of each distortion (torchvision's RandomPhotometricDistort: brightness,
-    contrast, saturation, hue, order of channels), `flip` that of mirroring. Faces whose shorter side is below
-    `min_face` pixels once resized are left out, which is to say learnt as background.
+    contrast, saturation, hue, order of channels), `flip` that of a horizontal flip. Faces whose shorter side
+    is below `min_face` pixels after resizing are left out, that is, learned as background.
 
     Everything is drawn from torch's global generator.
 
@@ -47,7 +47,7 @@ class FacePatch:
         if attempts < 1:
             raise ValueError(f"attempts {attempts}: expected at least 1.")
         if not min_face >= 0:
-            raise ValueError(f"min_face {min_face}: expected a number of pixels from 0 on.")
+            raise ValueError(f"min_face {min_face}: expected a number of pixels, not negative.")
         for name, value in (("distort", distort), ("flip", flip)):
             if not 0 <= value <= 1:
                 raise ValueError(f"{name} {value}: expected a probability.")
@@ -56,11 +56,11 @@ class FacePatch:
         self._flip = v2.RandomHorizontalFlip(flip)
 
     def __call__(self, image: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
-        """Of an image (3, h, w) and boxes (k, 4), left, top, right and bottom edge; boxes become float32."""
+        """Transform an image (3, h, w) and boxes (k, 4), xyxy, which become float32."""
         boxes = boxes.float()
         top, left, side, kept = self._patch(image, boxes)
         cropped = (functional.crop(part, top, left, side, side) for part in _as_tv(image, boxes[kept]))
-        # Before resizing: most patches are smaller than what they are resized to.
+        # Before resizing: most patches are enlarged.
         distorted = self._distort(*cropped)
         resized = (functional.resize(part, [self.size, self.size], antialias=True) for part in distorted)
         return _plain(*self._flip(*resized))
