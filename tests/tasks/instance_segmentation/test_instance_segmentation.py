@@ -315,7 +315,7 @@ def test_a_recipe_that_cannot_be_run(words: str, expected: str) -> None:
     ("words", "expected"),
     [
         ("--model.detector-options.box_nms_tresh 0.4", "MaskRCNN has no option 'box_nms_tresh'. Did"),
-        ("--model.detector-options.box_head 3", "MaskRCNN has no option 'box_head'."),
+        ("--model.detector-options.box_head 3", "polynl sets box_head of MaskRCNN itself; use box_width instead"),
         ("--model.detector-options.rpn_head 3", "rpn_head of MaskRCNN: expected a module, got 3"),
         ("--model.detector-options.kwargs 3", "MaskRCNN has no option 'kwargs'."),
         (
@@ -376,7 +376,7 @@ def test_some_categories_of_a_results_file(coco: Callable[..., list[str]], tmp_p
     (tmp_path / "found.json").write_text(
         '[{"image_id": 0, "category_id": 8, "score": 1, "bbox": [1, 2, 3, 4]}]'
     )
-    with pytest.raises(SettingsError, match="category_id 8 is none"):
+    with pytest.raises(SettingsError, match="category_id 8 is not one"):
         task.read_detections(tmp_path / "found.json")
 
 
