@@ -315,7 +315,10 @@ def test_a_recipe_that_cannot_be_run(words: str, expected: str) -> None:
     ("words", "expected"),
     [
         ("--model.detector-options.box_nms_tresh 0.4", "MaskRCNN has no option 'box_nms_tresh'. Did"),
-        ("--model.detector-options.box_head 3", "polynl sets box_head of MaskRCNN itself; use box_width instead"),
+        (
+            "--model.detector-options.box_head 3",
+            "polynl sets box_head of MaskRCNN itself; use box_width instead",
+        ),
         ("--model.detector-options.rpn_head 3", "rpn_head of MaskRCNN: expected a module, got 3"),
         ("--model.detector-options.kwargs 3", "MaskRCNN has no option 'kwargs'."),
         (
