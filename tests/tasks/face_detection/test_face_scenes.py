@@ -12,7 +12,7 @@ from polynl.tasks.face_detection import scenes as face_scenes
 from polynl.tasks.face_detection.data import event_and_name
 from polynl.tasks.face_detection.metric import SUBSETS
 from polynl.tasks.face_detection.scenes import CHUNK, EVENTS, LEAST_HEIGHTS, SMALLEST, FaceScenes
-from polynl.tasks.face_detection.transforms import FacePatch
+from polynl.tasks.face_detection.transforms import FacePatch, PatchConfig
 
 SIZE = 96
 
@@ -51,7 +51,7 @@ def test_samples_are_those_of_images_on_disk(drawn: FaceScenes) -> None:
 
 
 def test_a_transform_changes_samples_and_leaves_the_scenes(drawn: FaceScenes) -> None:
-    mirrored = scenes(transform=FacePatch(SIZE, scale=(1.0, 1.0), distort=0.0, flip=1.0))
+    mirrored = scenes(transform=FacePatch(PatchConfig(size=SIZE, scale=(1.0, 1.0), distort=0.0), flip=1.0))
     index = next(index for index in range(40) if len(drawn[index][1]["boxes"]))
     (image, target), (other, changed) = drawn[index], mirrored[index]
     assert torch.equal(other, image.flip(2))

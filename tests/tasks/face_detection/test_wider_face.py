@@ -15,7 +15,7 @@ from PIL import Image
 from polynl.data.images import Unreadable, UnreadableImageError, read_image
 from polynl.errors import SettingsError
 from polynl.tasks.face_detection.data import FaceImage, FaceImages, count_faces, event_and_name, read_faces
-from polynl.tasks.face_detection.transforms import FacePatch
+from polynl.tasks.face_detection.transforms import FacePatch, PatchConfig
 
 DATA = os.environ.get("POLYNL_DATA")
 WIDTH, HEIGHT = 40, 30
@@ -249,7 +249,7 @@ def test_samples_to_score_on(tmp_path: Path) -> None:
 
 
 def test_images_without_a_face_are_trained_on(tmp_path: Path) -> None:
-    data = dataset(tmp_path, transform=FacePatch(16))
+    data = dataset(tmp_path, transform=FacePatch(PatchConfig(size=16)))
     image, target = sample(data, 1)
     assert image.shape == (3, 16, 16)
     assert (target["boxes"].shape, target["labels"].shape) == ((0, 4), (0,))
@@ -262,7 +262,7 @@ def test_an_image_with_thousands_of_faces(tmp_path: Path) -> None:
     text = f"{A}\n1968\n{faces}"
     _, target = sample(dataset(tmp_path, text=text), 0)
     assert target["boxes"].shape == (1968, 4)
-    patch = FacePatch(64, scale=(1.0, 1.0), flip=0.0)
+    patch = FacePatch(PatchConfig(size=64, scale=(1.0, 1.0)), flip=0.0)
     _, target = sample(dataset(tmp_path, text=text, transform=patch), 0)
     assert 1000 < len(target["boxes"]) == len(target["labels"]) < 1968
 

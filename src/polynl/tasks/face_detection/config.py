@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from polynl.config import Config, Positive, Probability, fractions
+from polynl.config import Positive
 from polynl.data.config import DrawnConfig, Split
 from polynl.errors import SettingsError
 from polynl.tasks.config import AnnotatedConfig, FlipConfig, FromScenes, TaskConfig
@@ -17,24 +17,7 @@ from polynl.tasks.face_detection.files import read_ground_truth
 from polynl.tasks.face_detection.metric import Faces, GroundTruth
 from polynl.tasks.face_detection.model import FaceDetectorConfig
 from polynl.tasks.face_detection.scenes import FaceScenes
-from polynl.tasks.face_detection.transforms import FacePatch
-
-
-class PatchConfig(Config):
-    """Square training patches."""
-
-    size: Positive = 640
-    """Side in pixels after resizing."""
-    scale: Annotated[tuple[float, float], AfterValidator(fractions)] = (0.3, 1.0)
-    """Side before resizing, as a fraction of the image's shorter side: [from, to]."""
-    distort: Probability = 0.5
-    """Probability of each colour distortion."""
-    min_face: float = Field(0.0, ge=0)
-    """Faces whose shorter side is below this number of pixels are left out."""
-
-    def patches(self, flip: float) -> FacePatch:
-        """The transform that makes them."""
-        return FacePatch(self.size, scale=self.scale, distort=self.distort, min_face=self.min_face, flip=flip)
+from polynl.tasks.face_detection.transforms import FacePatch, PatchConfig
 
 
 class WiderFaceConfig(AnnotatedConfig):
@@ -74,7 +57,7 @@ class WiderFaceConfig(AnnotatedConfig):
             faces,
             folder,
             training=train,
-            transform=self.patch.patches(self.flip) if train else None,
+            transform=FacePatch(self.patch, flip=self.flip) if train else None,
             on_bad_image=self.on_bad_image,
         )
 
@@ -102,7 +85,7 @@ class FaceScenesConfig(FlipConfig, DrawnConfig, FromScenes):
     def load(self, split: Split) -> FaceScenes:
         """The scenes of a split."""
         train = split == "train"
-        patches = self.patch.patches(self.flip) if train else None
+        patches = FacePatch(self.patch, flip=self.flip) if train else None
         return FaceScenes(**self.drawn_from(split), training=train, transform=patches)
 
     def truth(self, images: FaceScenes) -> GroundTruth:
