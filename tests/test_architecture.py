@@ -1,11 +1,14 @@
 """Dependencies point one way, and importing the package loads torch and nothing heavier."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from polynl.tasks.registry import TASKS
 
 SOURCE = Path(__file__).parent.parent / "src" / "polynl"
 # What each part may import of ours; a part that is not listed here fails until it is.
@@ -13,15 +16,16 @@ MAY_IMPORT = {
     "errors": set(),
     "extras": set(),
     "files": {"errors"},
+    "config": {"errors"},
     "environment": {"polynl"},
     "functional": {"functional"},
     "blocks": {"blocks", "functional", "errors"},
     "insertion": {"blocks", "errors"},
-    "models": {"models", "insertion", "blocks", "functional"},
-    "data": {"data", "errors", "files"},
-    "tasks": {"tasks", "data", "models", "insertion", "blocks", "errors", "extras", "files"},
+    "models": {"models", "insertion", "blocks", "functional", "config", "errors"},
+    "data": {"data", "config", "errors", "files"},
+    "tasks": {"tasks", "data", "models", "insertion", "blocks", "config", "errors", "extras", "files"},
     "results": {"results", "tasks", "train", "bench", "blocks", "errors", "files"},
-    "train": {"train", "tasks", "models", "environment", "errors", "files"},
+    "train": {"train", "tasks", "models", "config", "environment", "errors", "files"},
     "explain": {
         "explain",
         "train",
@@ -69,12 +73,13 @@ THIRD_PARTY = {
     "errors": set(),
     "extras": set(),
     "files": set(),
+    "config": {"pydantic"},
     "environment": {"torch"},
     "functional": {"torch", "jaxtyping"},
     "blocks": {"torch", "jaxtyping"},
     "insertion": {"torch"},
-    "models": {"torch", "torchvision", "safetensors"},
-    "data": {"torch", "torchvision", "PIL", "rich"},
+    "models": {"torch", "torchvision", "safetensors", "pydantic"},
+    "data": {"torch", "torchvision", "PIL", "rich", "pydantic"},
     "tasks": {
         "torch",
         "torchvision",
@@ -129,6 +134,61 @@ def test_literal_references_are_for_tests_only(path: Path) -> None:
     used = {getattr(node, "id", getattr(node, "attr", "")) for node in nodes}
     used |= {node.name for node in nodes if isinstance(node, ast.alias)}
     assert not {name for name in used if name.endswith("_reference")}
+
+
+def task_words() -> set[str]:
+    """The names and the classes of all tasks."""
+    return {word for name, place in TASKS.items() for word in (name, place.partition(":")[2])}
+
+
+def words_in(path: Path) -> set[str]:
+    """Names, attributes, imports and string literals of a file; texts with spaces in them are prose."""
+    words: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case (
+                ast.Name(id=word) | ast.Attribute(attr=word) | ast.keyword(arg=str(word)) | ast.arg(arg=word)
+            ):
+                words.add(word)
+            case ast.ImportFrom(module=str(module), names=names):
+                words |= {*module.split("."), *(alias.name for alias in names)}
+            case ast.Import(names=names):
+                words |= {part for alias in names for part in alias.name.split(".")}
+            case ast.Constant(value=str(text)) if " " not in text:
+                words |= set(re.split(r"\W+", text))
+    return words
+
+
+@pytest.mark.parametrize("part", ["report", "explain", "train", "reproduce"])
+def test_no_task_is_named_outside_of_tasks(part: str) -> None:
+    named = {
+        str(path.relative_to(SOURCE)): found
+        for path in sorted((SOURCE / part).rglob("*.py"))
+        if (found := words_in(path) & task_words())
+    }
+    assert named == {}
+
+
+def test_a_named_task_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "file.py"
+    for code in (
+        'if task == "face_detection": pass',
+        "from polynl.tasks.classification.task import Classification",
+        "import polynl.tasks.classification.task",
+        "tables[InstanceSegmentation]",
+        'ORDER = ["face_detection/poly_nl"]',
+    ):
+        file.write_text(code)
+        assert words_in(file) & task_words(), code
+    file.write_text('"""Of classification."""\nraise ValueError("classification has no boxes")')
+    assert not words_in(file) & task_words()
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_imports_no_other_task(name: str) -> None:
+    others = tuple(f"polynl.tasks.{other}" for other in TASKS if other != name)
+    for path in sorted((SOURCE / "tasks" / name).rglob("*.py")):
+        assert not [module for module in imported(path) if module.startswith(others)], path
 
 
 def test_import_loads_nothing_heavier_than_torch() -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from polynl.bench.settings import LayerSettings, NetSettings
+from polynl.data.config import SceneFiles
 from polynl.errors import SettingsError, check_resume_or_overwrite, near_matches
 from polynl.reproduce.settings import ReproduceSettings
 
@@ -305,25 +306,15 @@ class DataScenes:
 
     out: Path
     """Folder for train/, val/ and annotations/; COCO's file names are relative to train/ and val/."""
-    images: int = 1000
-    """Scenes to train on."""
-    val_images: int = 200
-    """Scenes to score on."""
-    size: int = 128
-    """Side in pixels."""
-    difficulty: Literal["easy", "medium", "hard"] = "medium"
-    """easy: two figures; medium: also distractors, turned and tinted; hard: three figures, more of it all."""
-    seed: int = 0
-    """Of the scenes."""
+    scenes: tyro.conf.OmitArgPrefixes[SceneFiles] = dataclasses.field(default_factory=SceneFiles)
     overwrite: bool = False
     """Replace the scenes in --out."""
 
     def run(self, console: Console) -> None:
         """See :func:`polynl.data.scenes_export.export_scenes`."""
-        from polynl.data.scenes_export import SceneFiles, export_scenes
+        from polynl.data.scenes_export import export_scenes
 
-        scenes = SceneFiles(self.images, self.val_images, self.size, self.difficulty, self.seed)
-        export_scenes(scenes, self.out, console, overwrite=self.overwrite)
+        export_scenes(self.scenes, self.out, console, overwrite=self.overwrite)
 
 
 def _options(command: Train | Evaluate | Explain) -> list[str]:

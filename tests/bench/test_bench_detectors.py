@@ -24,7 +24,7 @@ from polynl.bench.measure import task
 from polynl.bench.networks import NETWORKS, run_networks
 from polynl.bench.settings import NetSettings
 from polynl.errors import SettingsError
-from polynl.models.placements import PLACEMENTS
+from polynl.models.resnet import PLACEMENTS
 from polynl.results.benchmark import Point
 
 NAME = "mask_rcnn_resnet18"

@@ -97,7 +97,7 @@ def decoded(folder: Path, content: bytes) -> Tensor | str:
         return read_image(path)
     except UnreadableImageError as error:
         message = str(error)
-        assert message.startswith(f"{path} is no readable image: ")
+        assert message.startswith(f"{path} is not a readable image: ")
         assert "\n" not in message
         assert "0x" not in message, "no addresses of objects"
         return message.partition("image: ")[2]
@@ -231,7 +231,7 @@ def test_whatever_a_decoder_raises_ends_as_one_error(tmp_path: Path, monkeypatch
 def test_a_file_that_is_gone_or_forbidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "gone.jpg"
     with pytest.raises(
-        UnreadableImageError, match=r"gone\.jpg is no readable image: No such file or directory$"
+        UnreadableImageError, match=r"gone\.jpg is not a readable image: No such file or directory$"
     ):
         read_image(path)
     path.mkdir()
@@ -243,7 +243,7 @@ def test_a_file_that_is_gone_or_forbidden(tmp_path: Path, monkeypatch: pytest.Mo
 
     # Not by chmod: who runs the tests as root may read everything.
     monkeypatch.setattr(Path, "read_bytes", forbidden)
-    with pytest.raises(UnreadableImageError, match=r"gone\.jpg is no readable image: Permission denied$"):
+    with pytest.raises(UnreadableImageError, match=r"gone\.jpg is not a readable image: Permission denied$"):
         read_image(path)
 
 

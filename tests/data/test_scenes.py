@@ -22,7 +22,7 @@ from polynl.data.scenes import (
     Scenes,
     sample_scenes,
 )
-from polynl.models.small_resnet import SmallResNet
+from polynl.models.resnet import SmallResNet
 
 PALETTE = torch.tensor(list(COLOURS.values()))
 EVERY_DIFFICULTY = pytest.mark.parametrize("difficulty", DIFFICULTIES)

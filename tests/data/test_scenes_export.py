@@ -20,8 +20,9 @@ from torchvision.transforms.v2.functional import pil_to_tensor
 
 from polynl import cli
 from polynl.data import scenes_export
+from polynl.data.config import SceneFiles
 from polynl.data.scenes import CATEGORIES, CLASSES, DIFFICULTIES, Scenes
-from polynl.data.scenes_export import SceneFiles, export_scenes, run_lengths
+from polynl.data.scenes_export import export_scenes, run_lengths
 from polynl.errors import SettingsError
 
 # pycocotools has not followed NumPy 2 here.
@@ -138,18 +139,18 @@ def test_a_folder_that_holds_scenes_is_kept_or_replaced(
     code, out, _ = run(capsys, "--out", tmp_path, *small, "--difficulty", "easy")
     assert code == 0
     assert f"--data.root {tmp_path}" in out
-    assert "So few scenes leave classes empty" in out
+    assert "So few scenes leave some classes empty" in out
     before = contents(tmp_path)
     code, out, err = run(capsys, "--out", tmp_path, *small)
     assert (code, out) == (2, "")
-    assert "holds scenes already: replace them by --overwrite" in err
+    assert "already contains scenes: replace them with --overwrite" in err
     assert contents(tmp_path) == before
     (tmp_path / "notes.txt").write_text("mine")
     code, _, _ = run(capsys, "--out", tmp_path, *small, "--seed", 1, "--overwrite")
     assert code == 0
     after = contents(tmp_path)
     assert after.pop("notes.txt") == b"mine"
-    export_scenes(SceneFiles(3, 2, 16, "medium", 1), tmp_path / "fresh", SILENT)
+    export_scenes(SceneFiles(images=3, val_images=2, size=16, seed=1), tmp_path / "fresh", SILENT)
     assert after == contents(tmp_path / "fresh")
 
 
@@ -164,14 +165,14 @@ def test_other_files_are_never_replaced(
     before = contents(tmp_path)
     code, _, err = run(capsys, "--out", tmp_path, *options)
     assert code == 2
-    assert "holds files already, and not those of `polynl data scenes`" in err
+    assert "already contains files that `polynl data scenes` did not write" in err
     assert contents(tmp_path) == before
 
 
 def test_an_empty_folder_and_what_a_kill_left_are_no_hindrance(tmp_path: Path) -> None:
     (tmp_path / scenes_export.UNFINISHED / "train" / "disc").mkdir(parents=True)
     (tmp_path / scenes_export.UNFINISHED / "train" / "disc" / "000000.png").write_bytes(b"half an im")
-    export_scenes(SceneFiles(2, 1, 16), tmp_path, SILENT)
+    export_scenes(SceneFiles(images=2, val_images=1, size=16), tmp_path, SILENT)
     assert len(contents(tmp_path)) == 2 + 1 + 2
 
 
@@ -211,10 +212,10 @@ def test_a_kill_leaves_nothing_that_looks_complete(
     monkeypatch.setattr(scenes_export, "os", SimpleNamespace(replace=counted(os.replace)))
     monkeypatch.setattr(scenes_export, "shutil", SimpleNamespace(rmtree=lambda *_, **__: None))
     with pytest.raises(Killed):
-        export_scenes(SceneFiles(3, 1, 16), tmp_path, SILENT)
+        export_scenes(SceneFiles(images=3, val_images=1, size=16), tmp_path, SILENT)
     assert {entry.name for entry in tmp_path.iterdir()} == {scenes_export.UNFINISHED, *there}
     monkeypatch.undo()
-    export_scenes(SceneFiles(3, 1, 16), tmp_path, SILENT, overwrite=bool(there))
+    export_scenes(SceneFiles(images=3, val_images=1, size=16), tmp_path, SILENT, overwrite=bool(there))
     assert len(contents(tmp_path)) == 3 + 1 + 2
 
 
@@ -227,7 +228,7 @@ def test_a_full_disk_is_told_and_what_was_there_stays(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     out = tmp_path / "out"
-    export_scenes(SceneFiles(2, 1, 16), out, SILENT)
+    export_scenes(SceneFiles(images=2, val_images=1, size=16), out, SILENT)
     before = contents(out)
     if where == "image":
         monkeypatch.setattr(Image.Image, "save", full_disk)
@@ -251,18 +252,18 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Image.Image, "save", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        export_scenes(SceneFiles(2, 1, 16), tmp_path, SILENT)
+        export_scenes(SceneFiles(images=2, val_images=1, size=16), tmp_path, SILENT)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("--images -1", "--images -1: expected a number above 0"),
-        ("--val-images 0", "--val-images 0: expected a number above 0"),
-        ("--size 15", "--size 15: expected a number from 16 to 512"),
-        ("--size 513", "--size 513: expected a number from 16 to 512"),
-        ("--seed -1", "--seed -1: expected a number from 0 to"),
+        ("--images -1", "--images: expected greater than 0 (got -1)"),
+        ("--val-images 0", "--val-images: expected greater than 0 (got 0)"),
+        ("--size 15", "--size: expected greater than or equal to 16 (got 15)"),
+        ("--size 513", "--size: expected less than or equal to 512 (got 513)"),
+        ("--seed -1", "--seed: expected greater than or equal to 0 (got -1)"),
         ("--difficulty mediun", "'easy', 'medium', 'hard'"),
         ("--images many", "many"),
         ("--sise 20", "--size"),
@@ -288,5 +289,7 @@ def test_a_file_is_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_options_are_checked_from_python_too() -> None:
-    with pytest.raises(SettingsError, match=r"no difficulty is called 'mediun'\. Did you mean medium"):
+    with pytest.raises(
+        SettingsError, match=r"^--difficulty: expected 'easy', 'medium' or 'hard' \(got 'mediun'\)$"
+    ):
         SceneFiles(difficulty="mediun")

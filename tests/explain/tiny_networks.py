@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import polynl
 from polynl.insertion import inserted
-from polynl.tasks.instance_segmentation.model import face_detector, mask_rcnn
+from polynl.tasks.face_detection.model import face_detector
+from polynl.tasks.instance_segmentation.model import mask_rcnn
 
 WIDTH = 4
 CLASSES = 5
@@ -53,7 +54,7 @@ PADDED = [(64, 32), (40, 64)]
 def masks(block: str | None = "poly_nl", **options: Any) -> nn.Module:
     """Mask R-CNN that takes these images as they are, sure of nothing, so that all it finds is kept."""
     torch.manual_seed(0)
-    kept = {"min_size": 64, "max_size": 64, "box_score_thresh": 0.0, "box_detections_per_img": 5}
+    kept = {"box_score_thresh": 0.0, "box_detections_per_img": 5}
     few = {"rpn_pre_nms_top_n_test": 20, "rpn_post_nms_top_n_test": 10}
     return mask_rcnn(
         "resnet18",
@@ -62,6 +63,8 @@ def masks(block: str | None = "poly_nl", **options: Any) -> nn.Module:
         fpn_channels=16,
         box_width=16,
         mask_widths=(8,),
+        min_size=64,
+        max_size=64,
         detector_options={**kept, **few},
         **options,
     )
@@ -70,8 +73,10 @@ def masks(block: str | None = "poly_nl", **options: Any) -> nn.Module:
 def faces() -> nn.Module:
     """A face detector that makes images half as large again, up to a longer side of 96."""
     torch.manual_seed(0)
-    unsure = {"score_thresh": 0.0, "detections_per_img": 5, "min_size": 96, "max_size": 96}
-    return face_detector("resnet18", block="poly_nl", fpn_channels=8, detector_options=unsure)
+    unsure = {"score_thresh": 0.0, "detections_per_img": 5}
+    return face_detector(
+        "resnet18", block="poly_nl", fpn_channels=8, min_size=96, max_size=96, detector_options=unsure
+    )
 
 
 def hooked(model: nn.Module) -> dict[str, list[Any]]:

@@ -8,15 +8,14 @@ from torch import nn
 from torchvision.ops import FrozenBatchNorm2d
 
 from polynl import inserted
-from polynl.models.classifiers import resnet
-from polynl.models.norms import freeze_norms
+from polynl.models.resnet import freeze_norms, resnet
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_frozen_network_computes_what_it_did_in_scoring(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     options = {"norm": "batch", "init": "random"}
-    model = resnet("small_resnet", block="non_local", arch_options={"width": 4}, **options).to(dtype)
+    model = resnet("small_resnet", block="non_local", arch_options={"width": 4}, options=options).to(dtype)
     x = torch.randn(4, 3, 16, 16, dtype=dtype)
     model(x)
     for norm in (module for module in model.modules() if isinstance(module, nn.BatchNorm2d)):
@@ -42,7 +41,7 @@ def test_a_frozen_norm_is_the_same_in_training_and_has_nothing_to_learn() -> Non
 
 
 def test_the_norm_of_a_block_goes_on_learning() -> None:
-    model = resnet("small_resnet", block="non_local", arch_options={"width": 4}, norm="batch")
+    model = resnet("small_resnet", block="non_local", arch_options={"width": 4}, options={"norm": "batch"})
     freeze_norms(model)
     (block,) = inserted(model).values()
     assert isinstance(block.out.norm, nn.BatchNorm1d), "its zero scale must be able to leave zero"

@@ -14,7 +14,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from polynl import inserted
-from polynl.models.classifiers import resnet50
+from polynl.models.resnet import resnet50
 
 DATA = os.environ.get("POLYNL_DATA")
 pytestmark = pytest.mark.skipif(DATA is None, reason="POLYNL_DATA names no folder with weights and images")

@@ -10,8 +10,7 @@ from torch import nn
 from torchvision.models.resnet import Bottleneck
 
 from polynl import inserted
-from polynl.models.classifiers import resnet
-from polynl.models.small_resnet import SmallResNet
+from polynl.models.resnet import SmallResNet, resnet
 
 
 @pytest.mark.parametrize("width", [2, 4, 6, 16])

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from polynl.data.images import read_image
 from polynl.predict.drawing import COLOURS, drawn
+from polynl.tasks.detections import Detections
 from polynl.tasks.instance_segmentation.model import mask_rcnn
 from polynl.tasks.instance_segmentation.task import InstanceSegmentation
 from polynl.train.recipe_file import load_recipe, to_yaml
@@ -77,14 +78,14 @@ def test_pictures_and_a_file_in_cocos_format(folder: Path, images: Path, tmp_pat
         with torch.no_grad():
             (found,) = task.detect(model, [image])
         entries = coco.loadAnns(coco.getAnnIds([number]))
-        known = [place for place, label in enumerate(found["labels"].tolist()) if str(label) in NAMES]
+        known = [place for place, label in enumerate(found.labels.tolist()) if str(label) in NAMES]
         assert len(entries) == len(known) > 0
         for entry, place in zip(entries, known, strict=True):
-            left, top, right, bottom = found["boxes"][place].tolist()
+            left, top, right, bottom = found.boxes[place].tolist()
             assert entry["bbox"] == pytest.approx([left, top, right - left, bottom - top], abs=1e-3)
             assert entry["category"] == NAMES[str(entry["category_id"])]
             mask = torch.from_numpy(coco_mask.decode(entry["segmentation"])).bool()
-            assert torch.equal(mask, found["masks"][place])
+            assert torch.equal(mask, found.masks[place])
         with Image.open(tmp_path / "out" / f"{Path(name).stem}.png") as picture:
             assert min(picture.size) == 480
             assert picture.size[0] * image.shape[1] == pytest.approx(
@@ -105,7 +106,7 @@ def test_only_what_it_is_sure_of(folder: Path, images: Path, tmp_path: Path, cap
     assert counts[0] > counts[2] == 0
     picture = read_image(tmp_path / "a.png")
     image = read_image(images / "a.png")
-    assert torch.equal(picture, drawn(image, {}, []))
+    assert torch.equal(picture, drawn(image, found(torch.empty(0, 4)), []))
 
 
 def test_keys_of_the_recipe(folder: Path, images: Path, tmp_path: Path, capsys: Any) -> None:
@@ -134,7 +135,7 @@ def test_an_image_that_is_none(folder: Path, images: Path, tmp_path: Path, capsy
     words = [tmp_path / "c.png", images / "a.png", "--checkpoint", folder / "best.safetensors"]
     code, shown, err = predict(capsys, tmp_path / "out", *words)
     assert code == 1
-    assert f"skipped: {tmp_path / 'c.png'} is no readable image: it has no known format" in shown
+    assert f"skipped: {tmp_path / 'c.png'} is not a readable image: it has no known format" in shown
     assert "polynl: 1 of 2 images could not be read, see above." in err
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"a.png", "detections.json"}
 
@@ -278,11 +279,15 @@ def test_torchrun_is_not_for_it(
 # Drawing
 
 
-def detection(*boxes: tuple[int, int, int, int], size: int = 500) -> dict[str, Tensor]:
+def detection(*boxes: tuple[int, int, int, int], size: int = 500) -> Detections:
     masks = torch.zeros(len(boxes), size, size, dtype=torch.bool)
     for mask, (left, top, right, bottom) in zip(masks, boxes, strict=True):
         mask[top:bottom, left:right] = True
-    return {"boxes": torch.tensor(boxes, dtype=torch.float32), "masks": masks}
+    return found(torch.tensor(boxes, dtype=torch.float32), masks)
+
+
+def found(boxes: Tensor, masks: Tensor | None = None) -> Detections:
+    return Detections(boxes, torch.ones(len(boxes)), torch.ones(len(boxes)), masks)
 
 
 def test_colours_are_where_things_are_and_nowhere_else() -> None:
@@ -299,14 +304,14 @@ def test_colours_are_where_things_are_and_nowhere_else() -> None:
 
 def test_the_surest_is_on_top_of_others() -> None:
     image = torch.zeros(3, 500, 500, dtype=torch.uint8)
-    found = detection((50, 100, 250, 300), (50, 100, 250, 300))
-    canvas = drawn(image, found, ["cat 0.90", "dog 0.80"])
+    twice = detection((50, 100, 250, 300), (50, 100, 250, 300))
+    canvas = drawn(image, twice, ["cat 0.90", "dog 0.80"])
     assert torch.equal(canvas[:, 300, 100], torch.tensor(COLOURS[0], dtype=torch.uint8)), "its frame"
 
 
 def test_boxes_without_masks() -> None:
     image = torch.full((3, 600, 500), 7, dtype=torch.uint8)
-    canvas = drawn(image, {"boxes": torch.tensor([[10.0, 60.0, 400.0, 500.0]])}, ["face 0.99"])
+    canvas = drawn(image, found(torch.tensor([[10.0, 60.0, 400.0, 500.0]])), ["face 0.99"])
     assert (canvas[:, 300, 200] == 7).all()
     assert (canvas[:, 300, 10] == torch.tensor(COLOURS[0])).all()
 
@@ -314,5 +319,5 @@ def test_boxes_without_masks() -> None:
 def test_long_images_are_not_enlarged_without_end() -> None:
     image = torch.zeros(3, 40, 1500, dtype=torch.uint8)
     masks = torch.ones(1, 40, 1500, dtype=torch.bool)
-    found = {"boxes": torch.tensor([[0.0, 0.0, 1500.0, 40.0]]), "masks": masks}
-    assert drawn(image, found, ["bar 0.9"]).shape == (3, 43, 1600)
+    long = found(torch.tensor([[0.0, 0.0, 1500.0, 40.0]]), masks)
+    assert drawn(image, long, ["bar 0.9"]).shape == (3, 43, 1600)

@@ -16,7 +16,7 @@ from torch import Tensor
 import polynl
 from polynl.explain import influence_map, influence_maps
 from polynl.explain.networks import subject_of
-from polynl.models.small_resnet import SmallResNet
+from polynl.models.resnet import SmallResNet
 from polynl.report.images import LARGEST, SIDE, SMALL, colour_bar, image_uri, overlay_uri, stretched
 from polynl.report.influence import CELLS, STEPS, PackedMaps, cell_maps, coarser, packed
 

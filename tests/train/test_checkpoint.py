@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from polynl.models.classifiers import resnet
+from polynl.models.resnet import resnet
 from polynl.models.weights import load_weights
 from polynl.train.checkpoint import (
     BEST,

@@ -9,7 +9,7 @@ import torch
 
 from polynl import inserted
 from polynl.blocks import BLOCKS
-from polynl.tasks.instance_segmentation.task import InstanceSegmentationConfig
+from polynl.tasks.instance_segmentation.config import InstanceSegmentationConfig
 from polynl.train.config import build_optimizer
 from polynl.train.recipe_file import load_recipe
 

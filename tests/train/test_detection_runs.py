@@ -17,7 +17,8 @@ from real_runs import Runner, figures, outcome
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from polynl.data.scenes_export import SceneFiles, export_scenes
+from polynl.data.config import SceneFiles
+from polynl.data.scenes_export import export_scenes
 from polynl.errors import SettingsError
 from polynl.train.config import Recipe
 from polynl.train.evaluation import evaluate_checkpoint, evaluate_detections
@@ -33,7 +34,7 @@ SCORES = [f"{kind}_{name}" for kind in ("box", "mask") for name in ("ap", "ap50"
 @pytest.fixture(scope="module")
 def coco(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scenes")
-    export_scenes(SceneFiles(8, 5, size=64, difficulty="easy"), folder, SILENT)
+    export_scenes(SceneFiles(images=8, val_images=5, size=64, difficulty="easy"), folder, SILENT)
     return folder
 
 

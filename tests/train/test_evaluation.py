@@ -14,7 +14,7 @@ from small_runs import SILENT, TINY, image_folder, tiny
 from torch import Tensor, nn
 
 from polynl.errors import RunStoppedError
-from polynl.models.classifiers import resnet
+from polynl.models.resnet import resnet
 from polynl.tasks.base import Task
 from polynl.train.config import Recipe
 from polynl.train.evaluation import evaluate
@@ -211,19 +211,19 @@ def wrong(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> Path:
 @pytest.mark.parametrize(
     ("file", "expected"),
     [
-        ("cut.pt", "cut.pt' is damaged or no file of tensors: "),
-        ("cut.safetensors", "cut.safetensors' is damaged or no file of tensors: "),
-        ("cut early.safetensors", "cut early.safetensors' is damaged or no file of tensors: "),
-        ("empty.pt", "empty.pt' is damaged or no file of tensors: "),
-        ("empty.safetensors", "empty.safetensors' is damaged or no file of tensors: "),
-        ("text.pt", "text.pt' is no file of tensors"),
-        ("text.txt", "text.txt' is no file of tensors"),
-        ("text.safetensors", "text.safetensors' is damaged or no file of tensors: "),
-        ("pt.safetensors", "pt.safetensors' is damaged or no file of tensors: "),
+        ("cut.pt", "cut.pt' is damaged or not a file of tensors: "),
+        ("cut.safetensors", "cut.safetensors' is damaged or not a file of tensors: "),
+        ("cut early.safetensors", "cut early.safetensors' is damaged or not a file of tensors: "),
+        ("empty.pt", "empty.pt' is damaged or not a file of tensors: "),
+        ("empty.safetensors", "empty.safetensors' is damaged or not a file of tensors: "),
+        ("text.pt", "text.pt' is not a file of tensors"),
+        ("text.txt", "text.txt' is not a file of tensors"),
+        ("text.safetensors", "text.safetensors' is damaged or not a file of tensors: "),
+        ("pt.safetensors", "pt.safetensors' is damaged or not a file of tensors: "),
         ("changed.pt", "in it has changed"),
-        ("wider.pth", "of another shape: bn1.bias (32,), not (8,)"),
+        ("wider.pth", "these shapes differ: bn1.bias (32,), not (8,)"),
         ("resnet18.pth", "does not fit the SmallResNet, missing: "),
-        ("dict.pth", "dict.pth' must hold a state dict, tensors by name; got a dict of epoch"),
+        ("dict.pth", "dict.pth' must contain a state dict, tensors by name; got a dict of epoch"),
         ("nowhere.pt", "there is no file "),
         ("folder.pt", "there is no file "),
     ],

@@ -9,7 +9,7 @@ import torch
 
 from polynl import inserted
 from polynl.blocks import BLOCKS
-from polynl.tasks.face_detection.task import FaceDetectionConfig
+from polynl.tasks.face_detection.config import FaceDetectionConfig
 from polynl.train.recipe_file import load_recipe
 
 FOLDER = Path(__file__).parents[2] / "src" / "polynl" / "recipes"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polynl.models.classifiers import resnet
+from polynl.models.resnet import resnet
 from polynl.train.config import OptimizerConfig, build_optimizer
 
 

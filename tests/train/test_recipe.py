@@ -16,7 +16,7 @@ from torch import nn
 from polynl import inserted
 from polynl.blocks import BLOCKS
 from polynl.cli import Evaluate, Train
-from polynl.tasks.classification.task import ClassificationConfig
+from polynl.tasks.classification.config import ClassificationConfig
 from polynl.tasks.registry import TASKS
 from polynl.train import loop
 from polynl.train.config import build_optimizer, recipe_class

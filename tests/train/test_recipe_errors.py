@@ -11,7 +11,7 @@ from command_line import run
 from small_runs import TINY, image_folder
 
 from polynl.tasks import registry
-from polynl.tasks.classification import task as classification
+from polynl.tasks.classification import config as classification
 from polynl.train import loop
 from polynl.train.recipe_file import recipe_of
 
@@ -56,7 +56,7 @@ def here(tmp_path: Path, monkeypatch: Any) -> Path:
         ("--model.blok x", "model.blok: there is no such key. Did you mean block?"),
         ("--data.imges 3", "data.imges: there is no such key. Did you mean images"),
         ("--data.root x", "data.root: there is no such key."),
-        ("--data.scale x", "Keys here: source, images, val_images, size, difficulty, seed, mean, std."),
+        ("--data.scale x", "Keys here: source, images, val_images, size, seed, difficulty, mean, std."),
         ("--loss.smoothing 0.1", "loss.smoothing: there is no such key. Did you mean label_smoothing?"),
         ("--base other.yaml", "base: there is no such key."),
         # What was meant is an option of the command.
@@ -189,7 +189,7 @@ def test_weights_of_another_network_are_refused_before_anything_is_written(capsy
     torch.save({"fc.weight": torch.zeros(3, 3)}, "other.pt")
     err = refused(capsys, here, "train", TINY, "--model.weights", "other.pt")
     assert "model.weights: 'other.pt' does not fit the SmallResNet, " in err
-    assert "of another shape: fc.weight (3, 3), not (6, 32)" in err
+    assert "these shapes differ: fc.weight (3, 3), not (6, 32)" in err
 
 
 def test_several_mistakes_are_all_listed(capsys: Any, here: Path) -> None:
@@ -207,8 +207,11 @@ def test_several_mistakes_are_all_listed(capsys: Any, here: Path) -> None:
         ("--data.root images --data.val test", "data.root: images has no folder 'test'."),
         ("--data.root images --data.train trian", "Did you mean train?"),
         ("--data.root images/train", "data.root: images/train has no folder 'train'."),
-        ("--data.root bare", "data.root: bare/train needs two folders of classes or more; found none."),
-        ("--data.root single", "data.root: single/train needs two folders of classes or more; found class0."),
+        ("--data.root bare", "data.root: bare/train needs at least two folders of classes; found none."),
+        (
+            "--data.root single",
+            "data.root: single/train needs at least two folders of classes; found class0.",
+        ),
         ("--data.root odd", "have different classes: class1, klass1 only in one of them."),
         (
             "--data.scale [1,0.08]",
@@ -222,7 +225,7 @@ def test_several_mistakes_are_all_listed(capsys: Any, here: Path) -> None:
         ("--data.rooot x", "data.rooot: there is no such key. Did you mean root?"),
         (
             "--data.images 3",
-            "Keys here: source, root, train, val, size, resize, scale, flip, on_bad_image, mean",
+            "Keys here: source, root, train, val, on_bad_image, flip, mean, std, size, resize, scale.",
         ),
         ("--data.on-bad-image ignore", "data.on_bad_image: expected 'stop' or 'skip' (got 'ignore')"),
     ],

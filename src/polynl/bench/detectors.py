@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polynl.tasks.instance_segmentation.model import face_detector, mask_rcnn
+from polynl.models.pyramid import BODY
+from polynl.models.resnet import insert_at
+from polynl.tasks.face_detection.model import face_detector
+from polynl.tasks.instance_segmentation.model import mask_rcnn
 
 # The coarsest map of the pyramid has one position for so many pixels.
 COARSEST_STRIDE = 64
@@ -77,8 +80,11 @@ def mask_rcnn_detector(
     arch: str, block: Callable[[int], nn.Module] | None, placement: str, side: int, **options: Any
 ) -> Detector:
     """`mask_rcnn` for images of this side, which it does not resize."""
-    images = {"min_size": side, "max_size": side, "image_std": IMAGE_STD}
-    model = mask_rcnn(arch, block=block, placement=placement, detector_options=images, **options)
+    model = mask_rcnn(
+        arch, min_size=side, max_size=side, detector_options={"image_std": IMAGE_STD}, **options
+    )
+    if block is not None:
+        insert_at(model, block, placement, body=BODY)
     fix_boxes(model)
     return Detector(model)
 
@@ -112,11 +118,11 @@ def face_detector_of_side(
     All anchors have the score 0.5, so that suppression has 5,000 of every level to go through, more than of a
     trained detector, and the anchors stay where they are.
     """
-    images = {"min_size": side, "max_size": side, "image_std": IMAGE_STD}
     candidates = {"score_thresh": 0.02, "nms_thresh": 0.4, "topk_candidates": 5000, "detections_per_img": 750}
-    model = face_detector(
-        arch, block=block, placement=placement, detector_options=images | candidates, **options
-    )
+    further = {"image_std": IMAGE_STD, **candidates}
+    model = face_detector(arch, min_size=side, max_size=side, detector_options=further, **options)
+    if block is not None:
+        insert_at(model, block, placement, body=BODY)
     for layer in (model.head.classification_head.cls_logits, model.head.regression_head.bbox_reg):
         nn.init.zeros_(layer.weight)
         nn.init.zeros_(layer.bias)

@@ -18,8 +18,7 @@ from polynl.bench.runner import maps, measured, opened
 from polynl.bench.settings import NetSettings
 from polynl.errors import SettingsError, chosen
 from polynl.files import write_atomically
-from polynl.models.classifiers import resnet
-from polynl.models.placements import PLACEMENTS
+from polynl.models.resnet import PLACEMENTS, insert_at, resnet
 from polynl.results.benchmark import Measurement, Point, Results
 from polynl.results.tables import (
     NOT_MEASURED,
@@ -60,7 +59,13 @@ class Network:
 
 
 def _resnet(arch: str, label: str) -> Network:
-    return Network(label, lambda block, placement, _: resnet(arch, block=block, placement=placement))
+    def make(block: BlockBuilder | None, placement: str, _: int) -> nn.Module:
+        model = resnet(arch)
+        if block is not None:
+            insert_at(model, block, placement)
+        return model
+
+    return Network(label, make)
 
 
 def _mask_rcnn(arch: str, label: str) -> Network:

@@ -1,28 +1,24 @@
-"""Folders of images, one a class, as ImageNet has them."""
+"""Images in files: find, read and resize them."""
 
 from __future__ import annotations
 
 import io
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
 import torchvision
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
-from torch.utils.data import Dataset
-from torchvision.datasets import ImageFolder
 from torchvision.transforms import InterpolationMode, v2
 
-from polynl.errors import RunStoppedError
+from polynl.errors import RunStoppedError, SettingsError, near_matches
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-# It decodes a JPEG twice as fast as PIL, to the same pixels; where a later torchvision has dropped it, PIL
-# does it all.
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff"}
+# It decodes a JPEG twice as fast as PIL, to the same pixels; PIL replaces it if torchvision drops it.
 _decode_jpeg: Callable[..., Tensor] | None = getattr(torchvision.io, "decode_jpeg", None)
 warnings.filterwarnings(
     "ignore", "The image decoding and encoding capabilities of TorchVision are deprecated"
@@ -30,40 +26,39 @@ warnings.filterwarnings(
 # Large images are read; those that PIL takes for an attack, twice as large, are not.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
-
-# Detectors resize images by their longer side: of a thinner one nothing would be left of the shorter.
+# Detectors resize images by their longer side: the shorter side of a thinner image would vanish.
 THINNEST = 50
 
 
 @dataclass(frozen=True)
 class Unreadable:
-    """What stands in for an image that cannot be decoded."""
+    """Stands in for an image that cannot be decoded."""
 
     path: str
     reason: str
 
 
 class UnreadableImageError(RunStoppedError):
-    """An image that cannot be decoded, where that is to stop the run."""
+    """An image that cannot be decoded stops the run."""
 
     def __init__(self, message: str) -> None:
-        # A DataLoader makes a worker's error anew, from the text of a traceback that ends with the message.
+        # A DataLoader raises a worker's error again with the text of a traceback that ends with the message.
         super().__init__(message.rpartition(f"{type(self).__name__}: ")[2].rstrip())
 
 
 def read_image(path: str | os.PathLike[str], *, upright: bool = False) -> Tensor:
     """A file as PIL's `convert("RGB")` has it, uint8, (3, h, w), or an UnreadableImageError that names it.
 
-    `upright`: turned as the camera says that it was held, which data sets with annotations leave alone.
+    `upright`: rotate it by its EXIF orientation, which data sets with annotations ignore.
     """
     try:
         return _decoded(Path(path).read_bytes(), upright=upright)
-    except Exception as error:  # decoders raise what they like about files that are none
-        raise UnreadableImageError(f"{os.fspath(path)} is no readable image: {_reason(error)}") from error
+    except Exception as error:  # decoders raise anything for a broken file
+        raise UnreadableImageError(f"{os.fspath(path)} is not a readable image: {_reason(error)}") from error
 
 
 def read_for_detector(path: str | os.PathLike[str], *, upright: bool = False) -> Tensor:
-    """As `read_image`; an image too thin for a detector is as good as none."""
+    """As `read_image`; an image that is too thin for a detector counts as unreadable."""
     image = read_image(path, upright=upright)
     height, width = image.shape[1:]
     if max(height, width) > THINNEST * min(height, width):
@@ -76,7 +71,7 @@ def read_for_detector(path: str | os.PathLike[str], *, upright: bool = False) ->
 def read_or_stand_in(
     path: str, *, stops: bool, remedy: str, read: Callable[[str], Tensor] = read_image
 ) -> Tensor | Unreadable:
-    """What `read` makes of a file; one that it cannot read raises, with a remedy, or is stood in for."""
+    """The image that `read` returns; an unreadable one raises, with a remedy, or becomes an `Unreadable`."""
     try:
         return read(path)
     except UnreadableImageError as error:
@@ -91,16 +86,16 @@ def _decoded(content: bytes, *, upright: bool) -> Tensor:
     if not content:
         raise ValueError("the file is empty")
     if content.startswith(b"\xff\xd8"):
-        # Decoders see to it that there is enough to decode, be it the zeros of a download that never ended.
+        # Decoders fill up what is missing, such as the end of an interrupted download.
         if not _has_end(content):
-            raise ValueError("it begins as a JPEG and has no end")
+            raise ValueError("it starts as a JPEG and has no end")
         if _decode_jpeg is not None and not upright:
             try:
                 return _decode_jpeg(torch.frombuffer(bytearray(content), dtype=torch.uint8), mode="RGB")
             except RuntimeError:
-                pass  # PIL may know better, or knows better words for what is wrong
+                pass  # PIL may read it, or has a better message
     with Image.open(io.BytesIO(content)) as image:
-        # RGB has no room for it, and a palette with it makes PIL complain.
+        # RGB cannot hold it, and PIL warns about palettes with it.
         image.info.pop("transparency", None)
         if upright:
             ImageOps.exif_transpose(image, in_place=True)
@@ -110,7 +105,7 @@ def _decoded(content: bytes, *, upright: bool) -> Tensor:
 
 
 def _from_16_bits(image: Image.Image) -> Tensor:
-    """A grey image of 16 bits, which PIL would cut off at 255."""
+    """A grey image of 16 bits, which PIL would clip at 255."""
     values = v2.functional.pil_to_tensor(image).to(torch.float64)
     low, high = float(values.min()), float(values.max())
     if image.mode == "F" or low < 0 or high > 65535:
@@ -119,7 +114,7 @@ def _from_16_bits(image: Image.Image) -> Tensor:
 
 
 def _has_end(jpeg: bytes) -> bool:
-    """Whether the marker of the end comes after that of the first scan; earlier ones are a thumbnail's."""
+    """Whether an end marker follows the first scan; earlier ones belong to a thumbnail."""
     place = 2
     while jpeg[place : place + 1] == b"\xff" and (kind := jpeg[place + 1 : place + 2]) != b"\xda":
         # Any number of 0xff may come before a segment.
@@ -134,36 +129,47 @@ def _reason(error: Exception) -> str:
     return words.strip().partition("\n")[0] or type(error).__name__
 
 
-def train_transform(size: int, scale: tuple[float, float], flip: float) -> v2.Transform:
-    """A crop of random size and shape, resized, mirrored with probability `flip`; uint8 stays uint8."""
-    crop = v2.RandomResizedCrop(size, scale=scale, antialias=True)
-    return v2.Compose([crop, v2.RandomHorizontalFlip(flip)])
-
-
 def val_transform(
     size: int, resize: int, interpolation: InterpolationMode = InterpolationMode.BILINEAR
 ) -> v2.Transform:
-    """The shorter side to `resize`, then the centre."""
+    """Resize the shorter side to `resize`, then crop the centre."""
     return v2.Compose([v2.Resize(resize, interpolation, antialias=True), v2.CenterCrop(size)])
 
 
-class FolderImages(Dataset[Any]):
-    """The images below `root`, one folder a class: (image as uint8, label).
+def image_files(paths: Sequence[Path]) -> list[Path]:
+    """The image files that a command line names, and those in its folders."""
+    images: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(
+                file for file in path.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file()
+            )
+            if not inside:
+                raise SettingsError(f"there is no image in the folder {path}.")
+            images += inside
+        elif path.is_file():
+            images.append(path)
+        else:
+            there = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
+            raise SettingsError(f"there is no image {path}.{near_matches(path.name, there)}")
+    return images
 
-    `on_bad_image` "stop": an image that cannot be decoded raises; "skip": an `Unreadable` stands in for it.
-    """
 
-    def __init__(
-        self, root: str | os.PathLike[str], transform: v2.Transform, *, on_bad_image: Literal["stop", "skip"]
-    ) -> None:
-        self._folder = ImageFolder(os.fspath(root))
-        self.classes: list[str] = self._folder.classes
-        self._transform, self._stops = transform, on_bad_image == "stop"
+def names_apart(images: Sequence[Path]) -> list[str]:
+    """A name for each image: its file's, with a number if another image has the same."""
+    names: list[str] = []
+    for image in images:
+        name, number = image.stem, 1
+        while name in names:
+            number += 1
+            name = f"{image.stem}_{number}"
+        names.append(name)
+    return names
 
-    def __len__(self) -> int:
-        return len(self._folder.samples)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int] | Unreadable:
-        path, label = self._folder.samples[index]
-        image = read_or_stand_in(path, stops=self._stops, remedy="Mend or remove it")
-        return image if isinstance(image, Unreadable) else (self._transform(image), label)
+def check_originals_stay(images: Sequence[Path], pictures: Iterable[Path]) -> None:
+    """Raise a SettingsError if a picture would overwrite an image."""
+    originals = {image.resolve() for image in images}
+    for picture in pictures:
+        if picture.resolve() in originals:
+            raise SettingsError(f"--out: {picture} is one of the images; choose a folder for the pictures.")

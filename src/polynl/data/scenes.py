@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.ops import masks_to_boxes
 
+from polynl.data.config import Split
 from polynl.data.shapes import SHAPES, coverage
 
 GAP = 0.5
@@ -35,28 +36,28 @@ COLOURS: dict[str, tuple[float, float, float]] = {
     "magenta": (0.85, 0.25, 0.85),
     "cyan": (0.15, 0.80, 0.85),
 }
-SPLITS = ("train", "val")
-# Scenes are drawn this many at a time, each chunk from a seed of its own, so that a scene depends on its
-# number and not on how many there are; and they are painted a few at a time, to spare memory.
+SPLITS: tuple[Split, ...] = ("train", "val")
+# Scenes are drawn in chunks, each from its own seed, so that a scene depends on its number and not on how
+# many there are; and they are painted a few at a time, to save memory.
 CHUNK, _PAINTED = 250, 25
 
 
 @dataclass(frozen=True)
 class Difficulty:
-    """What makes a scene harder to read; who has to guess among the figures is right once in `figures`."""
+    """What makes a scene harder; guessing among the figures is right once in `figures`."""
 
     figures: int
     colours: int
-    """Of `COLOURS`, so many that figures may have; the fewer, the sooner a network learns to compare them."""
+    """How many of `COLOURS` figures may have; with fewer, a network learns sooner to compare them."""
     distractors: int
     smallest: float
-    """Radius of the smallest figure; the largest is `LARGEST`."""
+    """Radius of the smallest figure; that of the largest is `LARGEST`."""
     turn: float
-    """Largest angle by which a figure is turned, in radians."""
+    """Largest rotation of a figure, in radians."""
     tint: float
-    """How far a colour may be from the pure one."""
+    """Largest difference from the pure colour."""
     shading: float
-    """How far the background's brightness changes from side to side."""
+    """Largest change of the background's brightness from side to side."""
     noise: float
 
 
@@ -81,10 +82,10 @@ _DISTRACTOR_RADII = (0.07, 0.095)
 
 @dataclass(frozen=True)
 class Instances:
-    """The items of a scene that cover at least one pixel, k of them, as detectors see them."""
+    """The k items of a scene that cover at least one pixel, as a detector should find them."""
 
     masks: Tensor
-    """(k, h, w), true where an item covers at least half of a pixel; masks do not overlap."""
+    """(k, h, w), true if an item covers at least half of a pixel; masks do not overlap."""
     boxes: Tensor
     """(k, 4): left, top, right and bottom edge, tight around the mask's pixels."""
     categories: Tensor
@@ -104,7 +105,7 @@ class SceneBatch:
     background: Tensor
 
     def coverage(self, size: int) -> Tensor:
-        """How much of every pixel each item covers, (n, k, size, size); items do not overlap."""
+        """The part of every pixel that each item covers, (n, k, size, size); items do not overlap."""
         return coverage(size, self.shapes, self.centres, self.radii, self.angles)
 
     def images(self, size: int) -> Tensor:
@@ -131,7 +132,7 @@ class SceneBatch:
 
 
 def sample_scenes(count: int, difficulty: Difficulty, generator: torch.Generator) -> SceneBatch:
-    """Scenes drawn at random, the answer among the figures chosen last and evenly."""
+    """Random scenes; the answer is drawn uniformly from the figures."""
 
     def uniform(*shape: int, low: float, high: float) -> Tensor:
         return low + (high - low) * torch.rand(count, *shape, generator=generator)
@@ -182,7 +183,7 @@ def sample_scenes(count: int, difficulty: Difficulty, generator: torch.Generator
 
 
 def draw_scenes(
-    count: int, *, size: int, difficulty: str, split: str, seed: int
+    count: int, *, size: int, difficulty: str, split: Split, seed: int
 ) -> Iterator[tuple[SceneBatch, Tensor]]:
     """The scenes of a split and their pictures, (n, 3, size, size) as uint8, at most `CHUNK` at a time."""
     wanted = DIFFICULTIES[difficulty]
@@ -199,7 +200,7 @@ def draw_scenes(
 
 
 class Scenes(Dataset[tuple[Tensor, int]]):
-    """`count` scenes of one split: (image as uint8, label); all are drawn when it is built.
+    """`count` scenes of one split: (image as uint8, label); all are drawn at construction.
 
     >>> scenes = Scenes(4, size=48, difficulty="easy", split="val", seed=0)
     >>> image, label = scenes[0]
@@ -211,7 +212,7 @@ class Scenes(Dataset[tuple[Tensor, int]]):
 
     classes = CLASSES
 
-    def __init__(self, count: int, *, size: int, difficulty: str, split: str, seed: int) -> None:
+    def __init__(self, count: int, *, size: int, difficulty: str, split: Split, seed: int) -> None:
         self.size = size
         drawn = draw_scenes(count, size=size, difficulty=difficulty, split=split, seed=seed)
         chunks, images = zip(*drawn, strict=True)
@@ -220,7 +221,7 @@ class Scenes(Dataset[tuple[Tensor, int]]):
         self.labels: list[int] = torch.cat([chunk.labels for chunk in self.chunks]).tolist()
 
     def instances(self, index: int) -> Instances:
-        """What there is to detect in an image."""
+        """The items to detect in an image."""
         chunk, place = divmod(range(len(self))[index], CHUNK)
         return self.chunks[chunk].instances(place, self.size)
 
@@ -231,6 +232,6 @@ class Scenes(Dataset[tuple[Tensor, int]]):
         return self.images[index], self.labels[index]
 
 
-def seed_of(seed: int, split: str, chunk: int) -> int:
-    """Of a chunk of a split; no two have the same."""
+def seed_of(seed: int, split: Split, chunk: int) -> int:
+    """The seed of a chunk of a split; no two chunks share one."""
     return (seed * len(SPLITS) + SPLITS.index(split)) * 1_000_003 + chunk

@@ -8,7 +8,6 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,54 +17,34 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
+from torchvision.ops import box_convert
 from torchvision.transforms.v2.functional import to_pil_image
 
-from polynl.data.scenes import CATEGORIES, CLASSES, DIFFICULTIES, SPLITS, Instances, draw_scenes
-from polynl.errors import RunStoppedError, SettingsError, chosen
+from polynl.data.config import SceneFiles, Split
+from polynl.data.scenes import CATEGORIES, CLASSES, SPLITS, Instances, draw_scenes
+from polynl.errors import RunStoppedError, SettingsError
 from polynl.files import write_atomically
 
 ANNOTATIONS = "annotations"
-# Everything is written here first, and takes its place when it is complete.
+# Everything is written here first, and moved when it is complete.
 UNFINISHED = ".unfinished"
 DESCRIPTION = "scenes drawn by polynl"
-# How the annotations of an export begin: what begins otherwise is not ours to overwrite.
+# How the annotations of an export start: other files are never overwritten.
 _OURS = f'{{"info": {{"description": "{DESCRIPTION}"'
-_SIZES = range(16, 513)
-_SEEDS = range(2**32)
-
-
-@dataclass(frozen=True)
-class SceneFiles:
-    """What to export: numbers of scenes, their side in pixels, `DIFFICULTIES`, and the seed."""
-
-    images: int = 1000
-    val_images: int = 200
-    size: int = 128
-    difficulty: str = "medium"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for option, count in (("--images", self.images), ("--val-images", self.val_images)):
-            if count <= 0:
-                raise SettingsError(f"{option} {count}: expected a number above 0.")
-        for option, number, known in (("--size", self.size, _SIZES), ("--seed", self.seed, _SEEDS)):
-            if number not in known:
-                raise SettingsError(
-                    f"{option} {number}: expected a number from {known.start} to {known.stop - 1}."
-                )
-        chosen([self.difficulty], list(DIFFICULTIES), "difficulty")
+# Options that the annotations name, in this order.
+_OPTIONS = ("images", "val_images", "size", "difficulty", "seed")
 
 
 def export_scenes(scenes: SceneFiles, out: Path, console: Console, *, overwrite: bool = False) -> None:
-    """Write scenes to the folder `out`, the same bytes for the same options.
+    """Write scenes to the folder `out`; the same options give the same bytes.
 
     ImageFolder: `train/<class>/000123.png` and `val/<class>/000123.png`. COCO:
     `annotations/instances_train.json` and `instances_val.json`, whose file names are relative to `train` and
-    `val`. Annotated is every item: figures, distractors and the cue.
+    `val`. Every item is annotated: figures, distractors and the cue.
 
-    All of it is written to `.unfinished` in `out`, and moved when it is complete, the annotations last: a
-    folder with annotations is whole, and what a kill leaves behind is not taken for a data set. With
-    `overwrite`, an earlier export stays until the new one is complete.
+    Everything is written to `.unfinished` in `out` and moved when it is complete, the annotations last. So a
+    folder with annotations is complete, even after a kill. With `overwrite`, an earlier export stays until
+    the new one is complete.
     """
     _check_free(out, overwrite=overwrite)
     try:
@@ -81,7 +60,7 @@ def export_scenes(scenes: SceneFiles, out: Path, console: Console, *, overwrite:
 
 
 def coco_content(scenes: Iterable[tuple[int, Instances]], *, size: int) -> dict[str, Any]:
-    """Scenes, each a label and its items, as COCO's categories, images and annotations."""
+    """Scenes (a label and the items) as COCO's categories, images and annotations."""
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     for number, (label, items) in enumerate(scenes):
@@ -108,7 +87,7 @@ def run_lengths(mask: Tensor) -> list[int]:
 
 
 def _check_free(out: Path, *, overwrite: bool) -> None:
-    """Raise a SettingsError where there is something to lose in the folder."""
+    """Raise a SettingsError if something in the folder would be lost."""
     try:
         names = {entry.name for entry in out.iterdir()}
         if names <= {UNFINISHED}:
@@ -120,11 +99,11 @@ def _check_free(out: Path, *, overwrite: bool) -> None:
         raise SettingsError(f"--out: {out} cannot be used: {error.strerror}.") from None
     if not ours:
         raise SettingsError(
-            f"{out} holds files already, and not those of `polynl data scenes`: choose another --out."
+            f"{out} already contains files that `polynl data scenes` did not write: choose another --out."
         )
     if not overwrite:
         raise SettingsError(
-            f"{out} holds scenes already: replace them by --overwrite, or choose another --out."
+            f"{out} already contains scenes: replace them with --overwrite, or choose another --out."
         )
 
 
@@ -142,16 +121,16 @@ def _remove(folder: Path) -> None:
 
 
 def _write(scenes: SceneFiles, folder: Path, console: Console) -> list[str]:
-    """Write both splits, or nothing; gives the folders of classes that have stayed empty."""
+    """Write both splits, or nothing; returns the folders of classes that stay empty."""
     _remove(folder)
     folder.mkdir(parents=True)
     columns = (BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     try:
         with bar:
-            for split, count in zip(SPLITS, (scenes.images, scenes.val_images), strict=True):
-                task = bar.add_task(split, total=count)
-                _write_split(scenes, split, count, folder, partial(bar.advance, task))
+            for split in SPLITS:
+                task = bar.add_task(split, total=scenes.drawn_from(split)["count"])
+                _write_split(scenes, split, folder, partial(bar.advance, task))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -159,12 +138,10 @@ def _write(scenes: SceneFiles, folder: Path, console: Console) -> list[str]:
     return [name for name in classes if not any((folder / name).iterdir())]
 
 
-def _write_split(
-    scenes: SceneFiles, split: str, count: int, folder: Path, advance: Callable[[], None]
-) -> None:
+def _write_split(scenes: SceneFiles, split: Split, folder: Path, advance: Callable[[], None]) -> None:
     for name in CLASSES:
         (folder / split / name).mkdir(parents=True)
-    drawn = draw_scenes(count, size=scenes.size, difficulty=scenes.difficulty, split=split, seed=scenes.seed)
+    drawn = draw_scenes(**scenes.drawn_from(split))
 
     def written() -> Iterator[tuple[int, Instances]]:
         numbers = itertools.count()
@@ -174,7 +151,7 @@ def _write_split(
                 yield label, batch.instances(place, scenes.size)
                 advance()
 
-    info = {"description": DESCRIPTION, "split": split, **asdict(scenes)}
+    info = {"description": DESCRIPTION, "split": split, **{key: getattr(scenes, key) for key in _OPTIONS}}
     content = {"info": info, **coco_content(written(), size=scenes.size)}
     write_atomically(folder / ANNOTATIONS / f"instances_{split}.json", json.dumps(content) + "\n")
 
@@ -184,7 +161,7 @@ def _file_name(number: int, label: int) -> str:
 
 
 def _annotations(items: Instances, *, image: int, first: int) -> Iterator[dict[str, Any]]:
-    boxes = torch.cat([items.boxes[:, :2], items.boxes[:, 2:] - items.boxes[:, :2]], 1).int().tolist()
+    boxes = box_convert(items.boxes, "xyxy", "xywh").int().tolist()
     for number, (mask, box, category) in enumerate(
         zip(items.masks, boxes, items.categories.tolist(), strict=True), first
     ):
@@ -202,10 +179,12 @@ def _annotations(items: Instances, *, image: int, first: int) -> Iterator[dict[s
 def _tell(scenes: SceneFiles, out: Path, missing: list[str], console: Console) -> None:
     words = f"--data.size {scenes.size} --data.resize {scenes.size} --data.scale [1,1]"
     lines = [
-        f"{scenes.images:,} scenes to train on and {scenes.val_images:,} to score on are in {out}.",
+        f"{scenes.images:,} training and {scenes.val_images:,} validation scenes are in {out}.",
         f"ImageFolder: polynl train folder/poly_nl --data.root {shlex.quote(str(out))} {words}",
-        f"COCO: {ANNOTATIONS}/instances_train.json is of the files in train/, instances_val.json in val/.",
+        f"COCO: {ANNOTATIONS}/instances_train.json describes train/, instances_val.json val/.",
     ]
     if missing:
-        lines.append(f"So few scenes leave classes empty, which ImageFolder refuses: {', '.join(missing)}.")
+        lines.append(
+            f"So few scenes leave some classes empty, which ImageFolder refuses: {', '.join(missing)}."
+        )
     console.print(escape("\n".join(lines)), highlight=False, soft_wrap=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from polynl.explain.capture import Frame, Images, as_given, look, once
 from polynl.insertion import proportional
-from polynl.models.pyramids import BODY
+from polynl.models.pyramid import BODY
 
 Target = int | Sequence[int] | Tensor | Callable[[Any], Tensor] | None
 

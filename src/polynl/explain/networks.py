@@ -19,7 +19,7 @@ from polynl.data.images import val_transform
 from polynl.errors import SettingsError, near_matches
 from polynl.explain.capture import Images, block_of, finds_boxes
 from polynl.insertion import insert, inserted
-from polynl.models.classifiers import move_strides
+from polynl.models.resnet import move_strides
 from polynl.models.weights import load_weights
 from polynl.tasks.base import Task
 from polynl.train.run_folder import model_in, recipe_for, task_for

@@ -11,8 +11,14 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
-from polynl.data.image_files import check_originals_stay, image_files, names_apart
-from polynl.data.images import UnreadableImageError, read_for_detector, read_image
+from polynl.data.images import (
+    UnreadableImageError,
+    check_originals_stay,
+    image_files,
+    names_apart,
+    read_for_detector,
+    read_image,
+)
 from polynl.errors import RunStoppedError, SettingsError
 from polynl.explain.explanation import Answer, Question, answer
 from polynl.explain.figures import FIGURES

@@ -1,4 +1,1 @@
-"""Networks with blocks in them: `insert` for any model, `classifiers` for the paper's ResNets.
-
-Nothing is imported here, so that `insert` can be had without torchvision.
-"""
+"""ResNets with blocks in them, feature pyramids for detectors, and files of weights."""

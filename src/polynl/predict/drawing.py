@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2.functional import resize
 from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
+
+from polynl.tasks.detections import Detections
 
 # Okabe and Ito's colours, which people with any colour vision tell apart; their black is left out.
 COLOURS = (
@@ -28,7 +30,7 @@ SHORTEST_SIDE = 480
 LONGEST_SIDE = 1600
 
 
-def drawn(image: Tensor, found: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+def drawn(image: Tensor, found: Detections, names: Sequence[str]) -> Tensor:
     """The uint8 image (3, h, w), enlarged if it is small, with a colour and a text for every detection.
 
     Of detections that overlap, the first is on top.
@@ -38,10 +40,10 @@ def drawn(image: Tensor, found: Mapping[str, Tensor], names: Sequence[str]) -> T
     canvas = resize(image, [height, width], antialias=True)
     if not names:
         return canvas
-    boxes = found["boxes"] * torch.tensor([width, height] * 2) / torch.tensor(image.shape[:0:-1] * 2)
+    boxes = found.boxes * torch.tensor([width, height] * 2) / torch.tensor(image.shape[:0:-1] * 2)
     colours = [COLOURS[number % len(COLOURS)] for number in range(len(names))][::-1]
-    if "masks" in found:
-        for mask, colour in zip(found["masks"].flip(0), colours, strict=True):
+    if found.masks is not None:
+        for mask, colour in zip(found.masks.flip(0), colours, strict=True):
             larger_mask = resize(mask[None].float(), [height, width], antialias=False) > 0.5
             canvas = draw_segmentation_masks(canvas, larger_mask, alpha=0.45, colors=colour)
     thick = max(2, round(min(height, width) / 250))

@@ -15,13 +15,18 @@ from rich.markup import escape
 from torch import Tensor
 from torchvision.transforms.v2.functional import to_pil_image
 
-from polynl.data.image_files import check_originals_stay, image_files, names_apart
-from polynl.data.images import UnreadableImageError, read_for_detector
+from polynl.data.images import (
+    UnreadableImageError,
+    check_originals_stay,
+    image_files,
+    names_apart,
+    read_for_detector,
+)
 from polynl.errors import RunStoppedError, SettingsError
 from polynl.files import make_folder, write_atomically
 from polynl.predict.drawing import drawn
 from polynl.tasks.base import DetectionTask
-from polynl.tasks.instance_segmentation.metric import detections_of
+from polynl.tasks.detections import Detections
 from polynl.train.processes import autocast, joined, set_up_torch
 from polynl.train.run_folder import model_in, recipe_for, task_for
 
@@ -67,7 +72,7 @@ def run_predict(
                 continue
             with torch.no_grad(), autocast(settings, processes.device):
                 (found,) = task.detect(model, [image.to(processes.device)])
-            sure = {name: value[found["scores"] >= threshold].cpu() for name, value in found.items()}
+            sure = found.above(threshold).cpu()
             _note(content, path, image, sure, names)
             _write_picture(picture, image, sure, names)
             console.print(escape(f"{path}: {_told(sure, names)}"), highlight=False, soft_wrap=True)
@@ -79,14 +84,12 @@ def run_predict(
 
 
 def _note(
-    content: dict[str, Any], path: Path, image: Tensor, found: Mapping[str, Tensor], names: Mapping[int, str]
+    content: dict[str, Any], path: Path, image: Tensor, found: Detections, names: Mapping[int, str]
 ) -> None:
     height, width = image.shape[-2:]
     number = len(content["images"]) + 1
     content["images"].append({"id": number, "file_name": str(path), "width": width, "height": height})
-    same = {label: label for label in names}
-    parts = found["boxes"], found["labels"], found["scores"], found.get("masks")
-    for detection in detections_of(number, *parts, same):
+    for detection in found.coco_results(number, {label: label for label in names}):
         _, _, across, down = detection["bbox"]
         content["annotations"].append(
             {
@@ -99,17 +102,17 @@ def _note(
         )
 
 
-def _write_picture(path: Path, image: Tensor, found: Mapping[str, Tensor], names: Mapping[int, str]) -> None:
+def _write_picture(path: Path, image: Tensor, found: Detections, names: Mapping[int, str]) -> None:
     texts = [
         f"{names.get(label, label)} {score:.2f}"
-        for label, score in zip(found["labels"].tolist(), found["scores"].tolist(), strict=True)
+        for label, score in zip(found.labels.tolist(), found.scores.tolist(), strict=True)
     ]
     png = io.BytesIO()
     to_pil_image(drawn(image, found, texts)).save(png, "png")
     write_atomically(path, png.getbuffer())
 
 
-def _told(found: Mapping[str, Tensor], names: Mapping[int, str]) -> str:
-    labels = found["labels"].tolist()
+def _told(found: Detections, names: Mapping[int, str]) -> str:
+    labels = found.labels.tolist()
     counts = {names.get(label, str(label)): labels.count(label) for label in dict.fromkeys(labels)}
     return ", ".join(f"{count} × {name}" for name, count in counts.items()) or "nothing found"

@@ -1,1 +1,1 @@
-"""What a batch costs and how a model is scored, for every task."""
+"""Tasks: each folder holds the config, data, model, metric and task of one."""

@@ -1,4 +1,4 @@
-"""What the one training loop needs to know of a task."""
+"""What the rest of polynl needs to know about a task."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from torchvision.transforms.v2 import Identity, Transform
 
 from polynl.data.images import Unreadable, UnreadableImageError
 from polynl.tasks.config import TaskConfig
+from polynl.tasks.detections import Detections
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Images and what is to be found in them; `bad` names the files that could not be read."""
+    """Images and targets; `bad` names the files that could not be read."""
 
     images: Any
     targets: Any
@@ -28,7 +29,7 @@ class Batch:
         return len(self.images)
 
     def to(self, device: torch.device, *, channels_last: bool) -> Batch:
-        """The batch with its tensors on the device, and a map of images laid out as wished."""
+        """The batch on a device, a tensor of images in channels-last format if asked for."""
         images = _moved(self.images, device)
         if channels_last and isinstance(images, Tensor):
             images = images.contiguous(memory_format=torch.channels_last)
@@ -36,16 +37,16 @@ class Batch:
 
 
 class Scorer(Protocol):
-    """Collects what a model says of one batch after the other; every process has a share of them."""
+    """Collects a model's outputs batch by batch; every process has a share of the batches."""
 
     def update(self, model: nn.Module, batch: Batch) -> None:
         """Add a batch."""
 
     def share(self) -> Any:
-        """What this process has collected, as pickle can send it."""
+        """What this process has collected; it is pickled."""
 
     def compute(self, shares: Sequence[Any]) -> dict[str, float]:
-        """The scores over the shares of all processes; the first process calls it."""
+        """The scores over the shares of all processes; only the first process calls it."""
 
 
 class Images(Protocol):
@@ -57,16 +58,16 @@ class Images(Protocol):
 
 @dataclass(frozen=True)
 class PaperTable:
-    """The paper's results for a task, each figure written here and nowhere else."""
+    """The paper's results for a task."""
 
     setting: str
     """Network and data set, such as "ResNet-50 on ImageNet"."""
     scores: tuple[str, ...]
     """The scores of a row, in its order, by their names in polynl."""
     rows: Mapping[str, tuple[float, ...]]
-    """By block, or by block@placement where it does not stand at res4."""
+    """By block, or by block@placement if the placement is not res4."""
     digits: int = 2
-    """Decimals that the paper prints."""
+    """Decimals in the paper."""
 
     def figures(self, row: str) -> dict[str, float]:
         """A row's figures by score; empty if the paper has no such row."""
@@ -76,22 +77,21 @@ class PaperTable:
 class Task(ABC):
     """Data, model, loss and scores of a task, from its keys in a recipe.
 
-    Whatever the rest of polynl needs to know of a task is said here: `polynl.tasks.registry` lists the tasks,
-    and training, reports and explanations find everything else through the class.
+    `polynl.tasks.registry` lists the tasks; training, reports and explanations find everything else here.
     """
 
     name: ClassVar[str]
-    """What recipes call the task."""
+    """The task's name in recipes."""
     config: ClassVar[type[TaskConfig]]
     """The keys that the task adds to a recipe."""
     scores: ClassVar[Mapping[str, str]]
-    """Column headings of the scores that tables show, in their order."""
+    """The scores that tables show, in their order, with column headings."""
     best_by: ClassVar[str]
-    """The score by which the best checkpoint is chosen, higher being better."""
+    """The score that chooses the best checkpoint; higher is better."""
     headline: ClassVar[tuple[str, ...]]
     """The scores shown after every epoch and drawn as curves."""
     network: ClassVar[str] = "{arch}"
-    """What titles call the model; `{arch}` stands for the network that blocks go into."""
+    """The model's name in titles; `{arch}` stands for the network that blocks go into."""
     paper: ClassVar[PaperTable | None] = None
     """The paper's table, if it has one for this task."""
     extra: ClassVar[str] = "train"
@@ -108,15 +108,15 @@ class Task(ABC):
 
     @abstractmethod
     def labels(self) -> dict[int, str]:
-        """The names of what is told apart, by the numbers that the model knows them by."""
+        """The names of the classes or categories, by number."""
 
     @abstractmethod
     def view(self) -> Transform:
-        """From a uint8 image (3, h, w) to the uint8 image that the network sees; boxes move along."""
+        """Transforms a uint8 image (3, h, w) to the uint8 image that the network sees, and boxes with it."""
 
     @abstractmethod
     def inputs(self, image: Tensor) -> Any:
-        """What the model takes of one image of `view`, in eval mode."""
+        """The model's input in eval mode, from one image that `view` returned."""
 
     def output_labels(self) -> dict[int, str]:
         """The names of classes by their numbers in the model's output."""
@@ -124,34 +124,34 @@ class Task(ABC):
 
     @abstractmethod
     def check(self, *, training: bool = True) -> None:
-        """Raise a SettingsError where files are missing or the model cannot be built: called before all else.
+        """Raise a SettingsError if files are missing or the model cannot be built; called first of all.
 
-        Without `training` it is about what scoring needs of the data, and about nothing else.
+        Without `training`, check only the data that scoring needs.
         """
 
     @abstractmethod
     def train_set(self) -> Images:
-        """What is trained on; augmentation draws from torch's global generator."""
+        """The training images; augmentation draws from torch's global generator."""
 
     @abstractmethod
     def val_set(self) -> Images:
-        """What is scored on."""
+        """The images to score on."""
 
     def groups(self) -> Sequence[int] | None:
-        """For every image to train on, the number of the group whose images share batches; None: all do."""
+        """For every training image, the group whose images may share a batch; None: any may."""
         return None
 
     @abstractmethod
     def collate(self, samples: Sequence[Any], *, training: bool) -> Batch:
-        """A batch of samples; in training as many as there are samples, or the processes would differ."""
+        """A batch; in training always of as many samples as given, so that all processes agree."""
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """A new model; random values come from torch's global generator."""
+        """A new model, initialised from torch's global generator."""
 
     @abstractmethod
     def losses(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """The terms of the loss, means over the batch; what is minimised is their sum."""
+        """The terms of the loss, each a mean over the batch; training minimises their sum."""
 
     @abstractmethod
     def scorer(self) -> Scorer:
@@ -159,10 +159,14 @@ class Task(ABC):
 
 
 class DetectionTask(Task):
-    """A task whose models find things in images, which files of detections can say as well."""
+    """A task whose models detect objects; detections can be saved, and read from other programs.
+
+    "By image" means a mapping from an image's key (its id or name in the data set) to its detections, in the
+    form of the task's metric.
+    """
 
     detections_are: Literal["file", "folder"] = "file"
-    """What `read_detections` reads, and a scorer saves."""
+    """What `write_detections` writes and `read_detections` reads."""
 
     def view(self) -> Transform:
         """Detectors resize images themselves."""
@@ -172,30 +176,65 @@ class DetectionTask(Task):
         """A list of one image, from 0 to 1."""
         return [image.float() / 255]
 
-    @abstractmethod
-    def detect(self, model: nn.Module, images: Sequence[Tensor]) -> list[Mapping[str, Tensor]]:
-        """Of each uint8 image (3, h, w): boxes (k, 4), labels (k,), scores (k,), maybe masks (k, h, w)."""
+    def collate(self, samples: Sequence[Any], *, training: bool) -> Batch:
+        """Images of any sizes, side by side."""
+        good, bad = readable(samples, training=training)
+        return Batch([image for image, _ in good], [target for _, target in good], bad)
+
+    def scorer(self) -> DetectionScorer:
+        """Scores detections by image."""
+        return DetectionScorer(self)
 
     @abstractmethod
-    def read_detections(self, path: Path) -> Any:
-        """What a file says of the images to score on; a SettingsError says what is wrong with it."""
+    def detect(self, model: nn.Module, images: Sequence[Tensor]) -> list[Detections]:
+        """The detections of a model in eval mode, for each uint8 image (3, h, w)."""
 
     @abstractmethod
-    def score_detections(self, detections: Any) -> dict[str, float]:
-        """The scores of what `read_detections` gave."""
+    def by_image(self, targets: Sequence[Any], found: Sequence[Detections]) -> dict[Any, Any]:
+        """Detections by image, for images to score on with these targets."""
+
+    @abstractmethod
+    def read_detections(self, path: Path) -> dict[Any, Any]:
+        """Detections by image from a file or folder; a SettingsError says what is wrong with it."""
+
+    @abstractmethod
+    def write_detections(self, path: Path, detections: Mapping[Any, Any]) -> None:
+        """Write detections by image so that `read_detections` reads them."""
+
+    @abstractmethod
+    def score_detections(self, detections: Mapping[Any, Any]) -> dict[str, float]:
+        """The scores on the images that the detections are given for."""
 
 
-class DetectionScorer(Scorer, Protocol):
-    """A scorer that can write down what was found."""
+class DetectionScorer:
+    """Collects detections by image; the first process merges and scores them."""
+
+    def __init__(self, task: DetectionTask) -> None:
+        self._task = task
+        self._found: dict[Any, Any] = {}
+
+    def update(self, model: nn.Module, batch: Batch) -> None:
+        """Add a batch."""
+        self._found |= self._task.by_image(batch.targets, self._task.detect(model, batch.images))
+
+    def share(self) -> dict[Any, Any]:
+        """The detections of this process."""
+        return self._found
+
+    def compute(self, shares: Sequence[dict[Any, Any]]) -> dict[str, float]:
+        """The scores on the images of all processes."""
+        self._found = {image: found for share in shares for image, found in share.items()}
+        return self._task.score_detections(self._found)
 
     def save(self, path: Path) -> None:
-        """Write what all processes have found, as a file that `read_detections` reads; after `compute`."""
+        """Write the detections; after `compute`, in the first process, these are all."""
+        self._task.write_detections(path, self._found)
 
 
 def readable(samples: Sequence[Any], *, training: bool) -> tuple[list[Any], tuple[str, ...]]:
     """The samples that could be read, and what is wrong with the others.
 
-    In training the readable ones fill the places of the others, since all processes take as many.
+    In training, readable samples replace the others, so that all processes have as many.
     """
     good = [sample for sample in samples if not isinstance(sample, Unreadable)]
     bad = tuple(sample.reason for sample in samples if isinstance(sample, Unreadable))

@@ -12,9 +12,10 @@ from pydantic import Field, ValidationInfo, create_model, field_validator, model
 from torch import nn
 from typing_extensions import Self
 
+from polynl.config import Config
 from polynl.errors import SettingsError
 from polynl.tasks.base import Task
-from polynl.tasks.config import Config, TaskConfig
+from polynl.tasks.config import TaskConfig
 from polynl.tasks.registry import task_class
 
 

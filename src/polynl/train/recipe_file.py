@@ -12,12 +12,11 @@ from pydantic import BaseModel, ValidationError
 from rich.markup import escape
 from rich.table import Table
 
+from polynl.config import CHOICE, explained
 from polynl.errors import SettingsError, near_matches
 from polynl.train.config import Recipe, recipe_class
 
 BUILT_IN = Path(__file__).parent.parent / "recipes"
-# The key that says which keys are beside it, where there is a choice.
-CHOICE = "source"
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = (), options: Sequence[str] = ()) -> Recipe:
@@ -184,28 +183,8 @@ def _explained(error: ValidationError, recipe: type[Recipe], name: str, options:
                 lines.append(keys)
                 listed.add(keys)
         else:
-            lines.append(f"  {_said(key, problem)}")
+            lines.append(f"  {explained(key, problem)}")
     return "\n".join(lines)
-
-
-def _said(key: str, problem: Mapping[str, Any]) -> str:
-    kind, given, about = problem["type"], problem["input"], problem.get("ctx", {})
-    if kind == "missing":
-        return f"{key}: is missing."
-    if kind == "union_tag_not_found":
-        return f"{key}.{CHOICE}: is missing."
-    if kind == "union_tag_invalid":
-        choices, tag = about["expected_tags"].replace("'", "").split(", "), about["tag"]
-        hint = near_matches(tag, choices)
-        return f"{key}.{CHOICE}: must be one of {', '.join(choices)}; got {tag!r}.{hint}"
-    if kind == "value_error":  # one of ours, which says what was given
-        return f"{key}: {about['error']}"
-    if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return f"{key}: expected keys and values (got {given!r})"
-    if kind in ("tuple_type", "list_type"):
-        return f"{key}: expected a list, as in [1, 2] (got {given!r})"
-    got = "" if isinstance(given, Mapping | BaseModel) else f" (got {given!r})"
-    return f"{key}: {problem['msg'].replace('Input should be', 'expected')}{got}"
 
 
 def _place(recipe: type[BaseModel], path: Sequence[str]) -> tuple[str, list[str]]:

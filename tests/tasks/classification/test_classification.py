@@ -20,10 +20,11 @@ from polynl import inserted
 from polynl.data.images import Unreadable, UnreadableImageError
 from polynl.data.scenes import Scenes
 from polynl.errors import SettingsError
-from polynl.models.classifiers import resnet
+from polynl.models.resnet import resnet
 from polynl.models.weights import load_weights
 from polynl.tasks.base import Batch
-from polynl.tasks.classification.task import Classification, ClassificationConfig
+from polynl.tasks.classification.config import ClassificationConfig
+from polynl.tasks.classification.task import Classification
 from polynl.train.loading import hash_seed
 from polynl.train.loop import train
 from polynl.train.processes import Processes
@@ -103,7 +104,7 @@ def samples(*kinds: str) -> list[Any]:
     return [
         (torch.full((3, 2, 2), number, dtype=torch.uint8), number)
         if kind == "good"
-        else Unreadable(f"{number}.jpg", f"{number}.jpg is no readable image")
+        else Unreadable(f"{number}.jpg", f"{number}.jpg is not a readable image")
         for number, kind in enumerate(kinds)
     ]
 
@@ -113,7 +114,7 @@ def test_readable_images_fill_the_places_of_others_in_training() -> None:
     assert len(batch) == 5, "every process takes as many images as the others"
     assert batch.targets.tolist() == [1, 3, 1, 3, 1]
     assert batch.images[:, 0, 0, 0].tolist() == [1, 3, 1, 3, 1]
-    assert batch.bad == tuple(f"{number}.jpg is no readable image" for number in (0, 2, 4))
+    assert batch.bad == tuple(f"{number}.jpg is not a readable image" for number in (0, 2, 4))
 
 
 def test_scoring_counts_no_image_twice() -> None:

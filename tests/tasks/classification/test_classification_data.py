@@ -13,13 +13,8 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 
-from polynl.data.images import (
-    FolderImages,
-    Unreadable,
-    UnreadableImageError,
-    train_transform,
-    val_transform,
-)
+from polynl.data.images import Unreadable, UnreadableImageError, val_transform
+from polynl.tasks.classification.data import FolderImages, train_transform
 
 SMALL = "--model.arch-options.depth 1 --model.arch-options.width 4 --data.size 16 --data.resize 16 --epochs 1"
 SMALL += " --batch 4 --val-batch 2 --threads 1"
@@ -67,7 +62,7 @@ def test_an_unreadable_image_stops_or_is_stood_in_for(tmp_path: Path) -> None:
     with pytest.raises(UnreadableImageError) as caught:
         FolderImages(root, v2.Identity(), on_bad_image="stop")[1]
     first, hint = str(caught.value).splitlines()
-    assert first.startswith(f"{path} is no readable image: ")
+    assert first.startswith(f"{path} is not a readable image: ")
     assert "--data.on-bad-image skip" in hint
     stand_in = FolderImages(root, v2.Identity(), on_bad_image="skip")[1]
     assert isinstance(stand_in, Unreadable)
@@ -119,7 +114,7 @@ def test_training_stops_at_a_bad_image_with_its_path(
     code, _, err = run(capsys, "train", *words, "--out", tmp_path / "run")
     assert code == 1
     assert err.startswith(f"polynl: {root}/train/")
-    assert ".jpeg is no readable image: " in err
+    assert ".jpeg is not a readable image: " in err
     assert "--data.on-bad-image skip" in err
     assert "Traceback" not in err
     assert len(err.splitlines()) == 2, "also if a worker has found it"

@@ -54,7 +54,7 @@ def test_a_part_of_the_images(folders: tuple[Path, Path], capsys: Any) -> None:
     (folders[0] / PARADE[0] / f"{PARADE[1]}.txt").unlink()
     code, _, err = evaluate(capsys, folders)
     assert code == 2
-    assert f"{PARADE[1]}.txt is missing, as 1 of 3 files" in err
+    assert f"{PARADE[1]}.txt is missing (1 of 3 files are)" in err
     code, shown, _ = evaluate(capsys, folders, "--partial")
     assert code == 0
     assert "On 2 of 3 images" in shown
@@ -65,14 +65,14 @@ def test_no_predictions_at_all(folders: tuple[Path, Path], capsys: Any, tmp_path
     (tmp_path / "nothing").mkdir()
     code, _, err = evaluate(capsys, (tmp_path / "nothing", folders[1]), "--partial")
     assert code == 2
-    assert "is missing, as 3 of 3 files" in err
+    assert "is missing (3 of 3 files are)" in err
 
 
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
         (f"{BAND[1]}\n1\n1 2 3 4 nan\n", "line 3: score is"),
-        (f"{BAND[1]}\n2\n1 2 3 4 0.5\n", "line 2: the count is 2, and 1 lines follow"),
+        (f"{BAND[1]}\n2\n1 2 3 4 0.5\n", "line 2: the number is 2, but 1 lines follow"),
         ("other\n0\n", f"line 1: expected the image's name, {BAND[1]}, got 'other'"),
     ],
 )

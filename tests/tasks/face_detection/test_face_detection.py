@@ -17,11 +17,13 @@ from polynl import inserted
 from polynl.data.images import Unreadable, UnreadableImageError
 from polynl.errors import SettingsError
 from polynl.tasks.base import Batch
-from polynl.tasks.face_detection import task as face_detection
+from polynl.tasks.detections import Detections
+from polynl.tasks.face_detection import config
+from polynl.tasks.face_detection.config import FaceDetectionConfig
 from polynl.tasks.face_detection.files import write_predictions
-from polynl.tasks.face_detection.metric import SUBSETS, Faces, GroundTruth
+from polynl.tasks.face_detection.metric import SUBSETS, Faces, GroundTruth, wider_face_rows
 from polynl.tasks.face_detection.scenes import FaceScenes
-from polynl.tasks.face_detection.task import FaceDetection, FaceDetectionConfig, _rows
+from polynl.tasks.face_detection.task import FaceDetection
 from polynl.train.recipe_file import load_recipe
 
 TINY = Path(__file__).parents[2] / "tiny_faces.yaml"
@@ -195,11 +197,11 @@ def test_without_official_files_all_valid_faces_count_as_hard(official: list[str
 
 def test_boxes_are_scaled_to_the_ground_truth(official: list[str], tmp_path: Path) -> None:
     with pytest.raises(
-        SettingsError, match=r"data\.truth_scale: 2 is for data\.ground_truth, and there is none"
+        SettingsError, match=r"data\.truth_scale: 2 needs data\.ground_truth, which is not given"
     ):
         task_of(*official, "--data.truth-scale", 2).check()
-    found = {"boxes": torch.tensor([[1.0, 2.0, 4.0, 8.0]]), "scores": torch.tensor([0.5])}
-    assert _rows(found, 2.0).tolist() == [[2.0, 4.0, 6.0, 12.0, 0.5]]
+    found = Detections(torch.tensor([[1.0, 2.0, 4.0, 8.0]]), torch.tensor([0.5]), torch.tensor([1]))
+    assert wider_face_rows(found, 2.0).tolist() == [[2.0, 4.0, 6.0, 12.0, 0.5]]
 
 
 def test_official_faces_are_those_of_the_images_at_their_scale(
@@ -212,7 +214,7 @@ def test_official_faces_are_those_of_the_images_at_their_scale(
         for image, one in listed.items()
     }
     whole = GroundTruth({("0--Parade", "other"): faces["0--Parade", "a"], **faces})
-    monkeypatch.setattr(face_detection, "read_ground_truth", {tmp_path: whole}.__getitem__)
+    monkeypatch.setattr(config, "read_ground_truth", {tmp_path: whole}.__getitem__)
     task = task_of(*official, "--data.ground-truth", tmp_path, "--data.truth-scale", 2)
     task.check()
     assert list(task._truth) == list(listed)
@@ -233,7 +235,7 @@ def test_detections_are_faces() -> None:
     torch.manual_seed(0)
     with torch.no_grad():
         (found,) = task.detect(task.model().eval(), [torch.zeros(3, 64, 64, dtype=torch.uint8)])
-    assert set(found["labels"].tolist()) == {1}
+    assert set(found.labels.tolist()) == {1}
     assert task.labels()[1] == "face"
 
 
@@ -256,8 +258,8 @@ def test_the_parts_of_a_recipe_reach_the_detector() -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("--model.levels [1,3]", "model: levels=[1, 3]: expected numbers that follow each other"),
-        ("--model.positive-iou 0.2", "model: negative_iou=0.35, positive_iou=0.2: expected numbers"),
+        ("--model.levels [1,3]", "model: levels=[1, 3]: expected consecutive numbers"),
+        ("--model.positive-iou 0.2", "model: negative_iou=0.35: expected at most positive_iou=0.2"),
         ("--model.weights nowhere.pth", "model.weights: there is no file nowhere.pth."),
         ("--data.source wider_face --data.root nowhere", "data.root: there is no folder nowhere."),
     ],
@@ -272,7 +274,10 @@ def test_a_recipe_that_cannot_be_run(words: str, expected: str) -> None:
     ("words", "expected"),
     [
         ("--model.detector-options.nms_tresh 0.4", "RetinaNet has no option 'nms_tresh'. Did"),
-        ("--model.detector-options.fg_iou_thresh 0.4", "RetinaNet has no option 'fg_iou_thresh'."),
+        (
+            "--model.detector-options.fg_iou_thresh 0.4",
+            "polynl sets fg_iou_thresh of RetinaNet itself; use positive_iou instead",
+        ),
         ("--model.detector-options.kwargs 3", "RetinaNet has no option 'kwargs'."),
         ("--model.positive-iou 35", "model.positive_iou: "),
         ("--data.patch.scale [1,0.5]", "data.patch.scale: expected [from, to] with 0 < from <= to <= 1"),

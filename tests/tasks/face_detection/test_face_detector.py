@@ -13,16 +13,16 @@ from torchvision.models.detection._utils import Matcher
 from torchvision.ops import box_iou, distance_box_iou_loss, sigmoid_focal_loss
 
 from polynl import inserted
-from polynl.tasks.face_detection import anchors as matching
-from polynl.tasks.face_detection.anchors import IGNORED, NEGATIVE, matched
-from polynl.tasks.instance_segmentation.model import FaceDetector, face_detector
+from polynl.tasks.face_detection import model as matching
+from polynl.tasks.face_detection.model import IGNORED, NEGATIVE, FaceDetector, face_detector, matched
 
 # An untrained network is sure of nothing, so all that it finds is kept.
-UNSURE = {"score_thresh": 0.0, "detections_per_img": 5, "min_size": 64, "max_size": 96}
+UNSURE = {"score_thresh": 0.0, "detections_per_img": 5}
+SIZES = {"min_size": 64, "max_size": 96}
 
 
 def small(arch: str = "resnet18", **options: Any) -> FaceDetector:
-    return face_detector(arch, **{"fpn_channels": 8, "detector_options": UNSURE, **options})
+    return face_detector(arch, **{"fpn_channels": 8, "detector_options": UNSURE, **SIZES, **options})
 
 
 def boxes(count: int, *, seed: int = 0, room: float = 100.0) -> Tensor:
@@ -108,9 +108,7 @@ def test_three_anchors_taller_than_wide_on_every_level() -> None:
 
 def test_anchors_are_where_they_were_in_training_whatever_the_size() -> None:
     """Each level's are a stride apart; padding to 32 would squeeze those of stride 64 on most images."""
-    model = face_detector(
-        "resnet18", fpn_channels=8, detector_options={"min_size": 110, "max_size": 165}
-    ).eval()
+    model = face_detector("resnet18", fpn_channels=8, min_size=110, max_size=165).eval()
     found: list[Tensor] = []
     model.anchor_generator.register_forward_hook(lambda module, args, output: found.extend(output))
     with torch.no_grad():
@@ -160,13 +158,13 @@ def test_levels(arch: str, levels: tuple[int, ...], expected: list[int]) -> None
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"levels": ()}, r"levels=\[\]: expected numbers that follow each other"),
-        ({"levels": (2, 4, 5)}, r"levels=\[2, 4, 5\]: expected numbers that follow each other"),
-        ({"levels": (1, 2, 3, 4, 5)}, r"resnet18 has 2, 3, 4, 5; begin with one of them"),
-        ({"levels": (2, 3)}, r"levels=\[2, 3\]: resnet18 has 2, 3, 4, 5; .* end with 5 or a higher one"),
-        ({"positive_iou": 0.3, "negative_iou": 0.5}, "negative_iou=0.5, positive_iou=0.3: expected numbers"),
-        ({"positive_iou": 35}, "positive_iou=35: expected numbers from 0 to 1"),
-        ({"anchor_scale": 0}, "anchor_scale=0: expected a number above 0"),
+        ({"levels": ()}, r"levels=\[\]: expected consecutive numbers"),
+        ({"levels": (2, 4, 5)}, r"levels=\[2, 4, 5\]: expected consecutive numbers"),
+        ({"levels": (1, 2, 3, 4, 5)}, r"resnet18 has 2, 3, 4, 5; start with one of them"),
+        ({"levels": (2, 3)}, r"levels=\[2, 3\]: resnet18 has 2, 3, 4, 5; .* end with 5 or higher"),
+        ({"positive_iou": 0.3, "negative_iou": 0.5}, "negative_iou=0.5: expected at most positive_iou=0.3"),
+        ({"positive_iou": 35}, r"positive_iou: expected less than or equal to 1 \(got 35\)"),
+        ({"anchor_scale": 0}, r"anchor_scale: expected greater than 0 \(got 0\)"),
     ],
 )
 def test_mistakes(options: dict[str, Any], expected: str) -> None:
@@ -177,19 +175,19 @@ def test_mistakes(options: dict[str, Any], expected: str) -> None:
 @pytest.mark.parametrize(
     ("option", "instead"),
     [
-        ("backbone", r"use face_detector\(arch=\.\.\.\) instead"),
+        ("backbone", "use arch instead"),
         ("num_classes", "leave it out"),
-        ("anchor_generator", r"use face_detector\(anchor_scale=\.\.\.\) instead"),
-        ("head", r"use face_detector\(fpn_channels=\.\.\.\) instead"),
-        ("proposal_matcher", r"use face_detector\(positive_iou=\.\.\.\) instead"),
-        ("fg_iou_thresh", r"use face_detector\(positive_iou=\.\.\.\) instead"),
-        ("bg_iou_thresh", r"use face_detector\(negative_iou=\.\.\.\) instead"),
-        ("size_divisible", r"use face_detector\(levels=\.\.\.\) instead"),
+        ("anchor_generator", "use anchor_scale instead"),
+        ("head", "use fpn_channels instead"),
+        ("proposal_matcher", "use positive_iou instead"),
+        ("fg_iou_thresh", "use positive_iou instead"),
+        ("bg_iou_thresh", "use negative_iou instead"),
+        ("size_divisible", "use levels instead"),
         ("_skip_resize", "leave it out"),
     ],
 )
 def test_options_that_are_ours_to_set(option: str, instead: str) -> None:
-    message = f"^detector_options: face_detector sets {option} itself; {instead}$"
+    message = f"^detector_options: polynl sets {option} of RetinaNet itself; {instead}$"
     with pytest.raises(ValueError, match=message):
         small(detector_options={**UNSURE, option: None})
 
@@ -214,7 +212,7 @@ def test_a_new_block_changes_nothing_until_it_has_learned() -> None:
 
 
 def test_weights_of_a_file(tmp_path: Path) -> None:
-    model = small(block="poly_nl", init="random")
+    model = small(block="poly_nl", options={"init": "random"})
     torch.save(model.state_dict(), tmp_path / "faces.pth")
     again = small(block="poly_nl", weights=tmp_path / "faces.pth")
     # The norms of what is frozen have no counter.
@@ -295,7 +293,7 @@ def test_losses_are_those_of_torchvision_with_its_matcher() -> None:
 
 def test_every_parameter_learns_also_from_images_without_faces() -> None:
     """Or processes would wait for each other's gradients."""
-    model = small(block="poly_nl", init="random").train()
+    model = small(block="poly_nl", options={"init": "random"}).train()
     images, (_, empty) = batch()
     losses = model(images, [empty, empty])
     assert losses["bbox_regression"] == 0

@@ -10,8 +10,9 @@ import torch
 
 from polynl.tasks.face_detection import scenes as face_scenes
 from polynl.tasks.face_detection.data import event_and_name
-from polynl.tasks.face_detection.scenes import CHUNK, EVENTS, SMALLEST, SUBSETS, FaceScenes
-from polynl.tasks.face_detection.transforms import FacePatch
+from polynl.tasks.face_detection.metric import SUBSETS
+from polynl.tasks.face_detection.scenes import CHUNK, EVENTS, LEAST_HEIGHTS, SMALLEST, FaceScenes
+from polynl.tasks.face_detection.transforms import FacePatch, PatchConfig
 
 SIZE = 96
 
@@ -50,7 +51,7 @@ def test_samples_are_those_of_images_on_disk(drawn: FaceScenes) -> None:
 
 
 def test_a_transform_changes_samples_and_leaves_the_scenes(drawn: FaceScenes) -> None:
-    mirrored = scenes(transform=FacePatch(SIZE, scale=(1.0, 1.0), distort=0.0, flip=1.0))
+    mirrored = scenes(transform=FacePatch(PatchConfig(size=SIZE, scale=(1.0, 1.0), distort=0.0), flip=1.0))
     index = next(index for index in range(40) if len(drawn[index][1]["boxes"]))
     (image, target), (other, changed) = drawn[index], mirrored[index]
     assert torch.equal(other, image.flip(2))
@@ -167,17 +168,19 @@ def test_faces_have_eyes() -> None:
 
 
 def test_the_ground_truth_is_of_all_faces_and_divides_them_by_height(drawn: FaceScenes) -> None:
-    boxes, subsets = drawn.ground_truth()
-    assert list(boxes) == [event_and_name(name) for name in drawn.names]
-    assert list(subsets) == list(SUBSETS) == ["easy", "medium", "hard"]
+    truth = drawn.ground_truth()
+    assert list(truth) == [event_and_name(name) for name in drawn.names]
+    assert list(LEAST_HEIGHTS) == list(SUBSETS) == ["easy", "medium", "hard"]
     for image in drawn.faces:
         key = event_and_name(image.name)
-        found = boxes[key]
+        found = truth[key].boxes
+        assert list(truth[key].counted) == list(SUBSETS)
         assert found.shape == (len(image.boxes), 4)
         assert found.tolist() == image.boxes.tolist()
-        counting = {subset: set(places[key].tolist()) for subset, places in subsets.items()}
+        counting = {subset: set(places.tolist()) for subset, places in truth[key].counted.items()}
         assert counting["easy"] <= counting["medium"] <= counting["hard"] <= set(range(len(found)))
         for subset, least in (("easy", 25), ("medium", 15), ("hard", 5)):
             assert counting[subset] == {place for place, box in enumerate(found.tolist()) if box[3] >= least}
-    totals = [sum(map(len, places.values())) for places in subsets.values()]
-    assert 0 < totals[0] < totals[1] < totals[2] < sum(map(len, boxes.values())), "the smallest never count"
+    totals = [truth.count(subset) for subset in SUBSETS]
+    faces = sum(len(faces.boxes) for faces in truth.values())
+    assert 0 < totals[0] < totals[1] < totals[2] < faces, "the smallest never count"

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from polynl.tasks.face_detection.transforms import FacePatch
+from polynl.config import configured
+from polynl.tasks.face_detection.transforms import FacePatch, PatchConfig
 
 HEIGHT, WIDTH = 90, 120
 Box = tuple[int, int, int, int]
@@ -30,7 +31,8 @@ def bounds(image: Tensor) -> list[int]:
 
 
 def plain(size: int = 64, **options: Any) -> FacePatch:
-    return FacePatch(size, **{"distort": 0.0, "flip": 0.0, **options})
+    further = {name: options.pop(name) for name in ("flip", "attempts") if name in options}
+    return FacePatch(PatchConfig(size=size, **{"distort": 0.0, **options}), **{"flip": 0.0, **further})
 
 
 # Patches
@@ -127,7 +129,9 @@ def test_small_is_what_is_left_of_a_face_in_the_patch(monkeypatch: pytest.Monkey
 
 def test_images_of_any_shape_and_without_faces() -> None:
     for height, width in ((1, 1), (2, 300), (300, 2), (50, 50)):
-        image, boxes = FacePatch(32)(torch.zeros(3, height, width, dtype=torch.uint8), torch.empty(0, 4))
+        image, boxes = FacePatch(PatchConfig(size=32))(
+            torch.zeros(3, height, width, dtype=torch.uint8), torch.empty(0, 4)
+        )
         assert image.shape == (3, 32, 32)
         assert (boxes.shape, boxes.dtype) == ((0, 4), torch.float32)
 
@@ -138,7 +142,7 @@ def test_patches_follow_torch_seeds() -> None:
 
     def drawn(seed: int) -> tuple[Tensor, Tensor]:
         torch.manual_seed(seed)
-        return FacePatch(32)(image, boxes)
+        return FacePatch(PatchConfig(size=32))(image, boxes)
 
     for one, again in zip(drawn(0), drawn(0), strict=True):
         assert torch.equal(one, again)
@@ -150,12 +154,12 @@ def test_half_of_the_patches_are_mirrored_and_colours_distorted() -> None:
     torch.manual_seed(0)
     image, boxes = marked((10, 0, 30, 90))
     image[1:] //= 2
-    whole = FacePatch(90, scale=(1.0, 1.0), distort=0.0)
+    whole = FacePatch(PatchConfig(size=90, scale=(1.0, 1.0), distort=0.0))
     image = image[:, :, :90]
     sides = [whole(image, boxes)[1][0, 0].item() for _ in range(200)]
     assert set(sides) == {10.0, 60.0}
     assert 70 < sides.count(10.0) < 130
-    coloured = FacePatch(90, scale=(1.0, 1.0), distort=1.0, flip=0.0)
+    coloured = FacePatch(PatchConfig(size=90, scale=(1.0, 1.0), distort=1.0), flip=0.0)
     patches = [coloured(image, boxes) for _ in range(5)]
     assert len({tuple(patch[:, 5, 20].tolist()) for patch, _ in patches}) == 5
     assert all(found.tolist() == [[10, 0, 30, 90]] for _, found in patches)
@@ -164,17 +168,15 @@ def test_half_of_the_patches_are_mirrored_and_colours_distorted() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"size": 0}, "size 0: expected a number of pixels above 0"),
-        ({"scale": (0.0, 1.0)}, r"scale \(0.0, 1.0\): expected two fractions"),
-        ({"scale": (0.8, 0.5)}, r"scale \(0.8, 0.5\): expected two fractions"),
-        ({"scale": (0.3, 1.5)}, r"scale \(0.3, 1.5\): expected two fractions"),
-        ({"attempts": 0}, "attempts 0: expected at least 1"),
-        ({"min_face": -1.0}, "min_face -1.0: expected a number of pixels from 0 on"),
-        ({"min_face": math.nan}, "min_face nan: expected a number of pixels from 0 on"),
-        ({"flip": 1.5}, "flip 1.5: expected a probability"),
-        ({"distort": -0.5}, "distort -0.5: expected a probability"),
+        ({"size": 0}, r"size: expected greater than 0 \(got 0\)"),
+        ({"scale": (0.0, 1.0)}, r"scale: expected \[from, to\] with 0 < from <= to <= 1; got \[0.0, 1.0\]"),
+        ({"scale": (0.8, 0.5)}, r"scale: expected \[from, to\] .* got \[0.8, 0.5\]"),
+        ({"scale": (0.3, 1.5)}, r"scale: expected \[from, to\] .* got \[0.3, 1.5\]"),
+        ({"min_face": -1.0}, r"min_face: expected greater than or equal to 0 \(got -1.0\)"),
+        ({"min_face": math.nan}, r"min_face: expected a finite number \(got nan\)"),
+        ({"distort": -0.5}, r"distort: expected greater than or equal to 0 \(got -0.5\)"),
     ],
 )
 def test_wrong_options_are_told(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        FacePatch(**options)
+        configured(PatchConfig, **options)

@@ -15,7 +15,7 @@ from PIL import Image
 from polynl.data.images import Unreadable, UnreadableImageError, read_image
 from polynl.errors import SettingsError
 from polynl.tasks.face_detection.data import FaceImage, FaceImages, count_faces, event_and_name, read_faces
-from polynl.tasks.face_detection.transforms import FacePatch
+from polynl.tasks.face_detection.transforms import FacePatch, PatchConfig
 
 DATA = os.environ.get("POLYNL_DATA")
 WIDTH, HEIGHT = 40, 30
@@ -127,10 +127,10 @@ def message(root: Path, text: str) -> str:
 
 
 FACE = "5 6 10 12 0 0 0 0 0 0"
-NO_NAME = "is no image's name: expected a path such as 0--Parade/0_Parade_1.jpg"
-NO_COUNT = f"is no number of faces, of {A!r}: expected a whole number from 0 on."
-NO_FACE = f"is no face, of {A!r}: expected x y w h and up to six attributes, all of them numbers, finite and"
-ALL = "Is all of the file there?"
+NO_NAME = "is not the name of an image: expected a path such as 0--Parade/0_Parade_1.jpg"
+NO_COUNT = f"is not a number of faces, for {A!r}: expected a whole number."
+NO_FACE = f"is not a face, for {A!r}: expected x y w h and up to six attributes, finite numbers"
+ALL = "Is the file truncated?"
 MISTAKES: list[tuple[str, str]] = [
     ("", " has no image."),
     ("\n\n", " has no image."),
@@ -144,11 +144,11 @@ MISTAKES: list[tuple[str, str]] = [
     (f"{A}\n{'9' * 5000}\n{FACE}\n", f"99' {NO_COUNT}"),
     (f"{A}\n{B}\n1\n{FACE}\n", f", line 2: {B!r} {NO_COUNT}"),
     (f"{A}\n{FACE}\n", f", line 2: {FACE!r} {NO_COUNT}"),
-    (f"{A}", f", line 1: the file ends after {A!r}: expected how many faces it has. {ALL}"),
-    (f"{A}\n3\n{FACE}\n{FACE}\n", f", line 2: {A!r} is to have 3 faces, and 2 lines follow. {ALL}"),
+    (f"{A}", f", line 1: the file ends after {A!r}: expected the number of its faces. {ALL}"),
+    (f"{A}\n3\n{FACE}\n{FACE}\n", f", line 2: {A!r} has 3 faces, but only 2 lines follow. {ALL}"),
     (
         f"{A}\n3\n{FACE}\n{FACE}\n{B}\n1\n{FACE}\n",
-        f", line 2: {A!r} is to have 3 faces, and 2 follow before line 5, {B!r}.",
+        f", line 2: {A!r} has 3 faces, but only 2 follow before line 5, {B!r}.",
     ),
     (
         f"{A}\n1\n{FACE}\n{FACE}\n{B}\n1\n{FACE}\n",
@@ -169,7 +169,7 @@ MISTAKES: list[tuple[str, str]] = [
     (f"{A}\n1\n5 6 1e30 12\n", f", line 3: '5 6 1e30 12' {NO_FACE}"),
     (
         f"{A}\n0\n{B}\n0\n{A}\n1\n{FACE}\n",
-        f", line 5: {A!r} is on line 1 already: remove one of the two.",
+        f", line 5: {A!r} is already on line 1: remove one of the two.",
     ),
 ]
 
@@ -196,7 +196,7 @@ def test_missing_images_are_counted_and_some_of_them_named(tmp_path: Path) -> No
     names = [f"9--None/{number}.jpg" for number in range(5)]
     folder = tmp_path / "images"
     text = SMALL + "".join(f"{name}\n0\n" for name in names)
-    expected = f": 5 of 8 images are not in {folder}: {', '.join(names[:3])}, …."
+    expected = f": 5 of 8 images are not in {folder}: {', '.join(names[:3])} and 2 more."
     assert message(tmp_path, text) == expected
     (folder / "9--None").mkdir()
     (folder / names[0]).mkdir()
@@ -213,10 +213,10 @@ def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
         assert str(caught.value).startswith(f"{path} cannot be read: ")
         assert "wider_face_split.zip" in str(caught.value)
     file.write_bytes(f"{A}\n1\n".encode() + b"\xff\xfe 3\n")
-    with pytest.raises(SettingsError, match=r"gt\.txt, line 3: it is no text in UTF-8\."):
+    with pytest.raises(SettingsError, match=r"gt\.txt, line 3: it is not UTF-8 text\."):
         read_faces(file, folder)
     file.write_text("a.jpg\n0\n")
-    with pytest.raises(SettingsError, match=r"nowhere, with images, cannot be read: No such file"):
+    with pytest.raises(SettingsError, match=r"nowhere of images cannot be read: No such file"):
         read_faces(file, tmp_path / "nowhere")
 
 
@@ -249,7 +249,7 @@ def test_samples_to_score_on(tmp_path: Path) -> None:
 
 
 def test_images_without_a_face_are_trained_on(tmp_path: Path) -> None:
-    data = dataset(tmp_path, transform=FacePatch(16))
+    data = dataset(tmp_path, transform=FacePatch(PatchConfig(size=16)))
     image, target = sample(data, 1)
     assert image.shape == (3, 16, 16)
     assert (target["boxes"].shape, target["labels"].shape) == ((0, 4), (0,))
@@ -262,7 +262,7 @@ def test_an_image_with_thousands_of_faces(tmp_path: Path) -> None:
     text = f"{A}\n1968\n{faces}"
     _, target = sample(dataset(tmp_path, text=text), 0)
     assert target["boxes"].shape == (1968, 4)
-    patch = FacePatch(64, scale=(1.0, 1.0), flip=0.0)
+    patch = FacePatch(PatchConfig(size=64, scale=(1.0, 1.0)), flip=0.0)
     _, target = sample(dataset(tmp_path, text=text, transform=patch), 0)
     assert 1000 < len(target["boxes"]) == len(target["labels"]) < 1968
 
@@ -276,7 +276,7 @@ def test_a_bad_image_stops_or_is_stood_in_for(tmp_path: Path, training: bool) ->
     with pytest.raises(UnreadableImageError) as caught:
         stopping[1]
     first, hint = str(caught.value).splitlines()
-    assert first.startswith(f"{path} is no readable image: ")
+    assert first.startswith(f"{path} is not a readable image: ")
     assert "--data.on-bad-image skip" in hint
     assert skipping[1] == Unreadable(str(path), first)
     path.write_bytes(b"")

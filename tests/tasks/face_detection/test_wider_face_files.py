@@ -84,13 +84,13 @@ def hard(first: list[float], *, last: tuple[int, ...] = ()) -> dict[str, Any]:
 FILES, FACES = content("face")["file_list"], content("face")["face_bbx_list"]
 OTHERS, TWICE = cells([cells(["x", "y"]), cells(["z"])]), cells([cells(["x", "x"]), cells(["z"])])
 WRONG_TRUTH: list[tuple[str, dict[str, Any], str]] = [
-    ("face", {"face_bbx_list": None}, " has no face_bbx_list: take the official file."),
-    ("hard", {"gt_list": None}, " has no gt_list: take the official file."),
+    ("face", {"face_bbx_list": None}, " has no face_bbx_list: use the official file."),
+    ("hard", {"gt_list": None}, " has no gt_list: use the official file."),
     ("face", {"event_list": np.ones((2, 1))}, ", event_list: expected cells, got float64 of shape (2, 1)."),
     ("face", {"event_list": cells([1, 2])}, ", event_list: expected a name, got "),
     ("face", {"event_list": cells(["0--Parade"])}, ": event_list has 1 events, and file_list 2."),
-    ("face", {"event_list": cells(["a", "a"])}, ", event_list: a is there more than once."),
-    ("face", {"file_list": TWICE}, ", file_list of 0--Parade: x is there more than once."),
+    ("face", {"event_list": cells(["a", "a"])}, ", event_list: a is listed more than once."),
+    ("face", {"file_list": TWICE}, ", file_list of 0--Parade: x is listed more than once."),
     ("face", {"face_bbx_list": FACES[:1]}, ": face_bbx_list has 1 events: expected 2."),
     ("face", {"face_bbx_list": lacking(FACES)}, ": face_bbx_list of 0--Parade has 1 images: expected 2."),
     (
@@ -107,7 +107,7 @@ WRONG_TRUTH: list[tuple[str, dict[str, Any], str]] = [
     (
         "easy",
         {"file_list": OTHERS},
-        " lists other images than wider_face_val.mat: take all from one release.",
+        " lists other images than wider_face_val.mat: use files of one release.",
     ),
     ("medium", {"gt_list": lacking(FACES)}, ": gt_list of 0--Parade has 1 images: expected 2."),
     ("hard", {"gt_list": FILES}, ", gt_list of 0--Parade/0_Parade_band_1_465: expected numbers, got <U19"),
@@ -212,19 +212,19 @@ WRONG: list[tuple[str, str]] = [
     ("0_Parade_band_1_465.txt\n0\n", "line 1: expected the image's name"),
     ("1_465\n0\n", "line 1: expected the image's name"),
     ("2\n1 2 3 4 0.5\n1 2 3 4 0.5\n", "line 1: expected the image's name, 0_Parade_band_1_465, got '2'."),
-    (HEAD, "line 2: expected the count of detections, and the file ends."),
-    (HEAD + "1 2 3 4 0.5\n", "line 2: expected the count of detections, got '1 2 3 4 0.5'."),
-    (HEAD + "-1\n", "line 2: expected the count of detections, got '-1'."),
-    (HEAD + "9" * 5000, "line 2: expected the count of detections, got '999"),
-    (HEAD + "2\n1 2 3 4 0.5\n", "line 2: the count is 2, and 1 lines follow."),
-    (HEAD + "0\n1 2 3 4 0.5\n", "line 2: the count is 0, and 1 lines follow."),
-    (HEAD + "1\n1 2 3 4 0.5\n\n1 2 3 4 0.5\n", "line 2: the count is 1, and 3 lines follow."),
+    (HEAD, "line 2: expected the number of detections, but the file ends."),
+    (HEAD + "1 2 3 4 0.5\n", "line 2: expected the number of detections, got '1 2 3 4 0.5'."),
+    (HEAD + "-1\n", "line 2: expected the number of detections, got '-1'."),
+    (HEAD + "9" * 5000, "line 2: expected the number of detections, got '999"),
+    (HEAD + "2\n1 2 3 4 0.5\n", "line 2: the number is 2, but 1 lines follow."),
+    (HEAD + "0\n1 2 3 4 0.5\n", "line 2: the number is 0, but 1 lines follow."),
+    (HEAD + "1\n1 2 3 4 0.5\n\n1 2 3 4 0.5\n", "line 2: the number is 1, but 3 lines follow."),
     (HEAD + "2\n1 2 3 4 0.5\n1 2 3 4\n", "line 4: expected five numbers, x y w h score, got '1 2 3 4'."),
     (HEAD + "1\n1 2 3 4\n", "line 3: expected five numbers, x y w h score, got '1 2 3 4'."),
     (HEAD + "1\n1 2 3 4 0.5 6\n", "line 3: expected five numbers, x y w h score, got '1 2 3 4 0.5 6'."),
     (HEAD + "1\n1,2,3,4,0.5\n", "line 3: expected five numbers, x y w h score, got '1,2,3,4,0.5'."),
     (HEAD + "3\n1 2 3 4 0.5\n\n1 2 3 4 0.5\n", "line 4: expected five numbers, x y w h score, got ''."),
-    (HEAD + "2\n1 2 3 4 0.5\n1 2 x 4 0.5\n", "line 4: w is no number, got '1 2 x 4 0.5'."),
+    (HEAD + "2\n1 2 3 4 0.5\n1 2 x 4 0.5\n", "line 4: w is not a number, got '1 2 x 4 0.5'."),
     (HEAD + "2\n1 2 3 4 0.5\n1 2 3 4 nan\n", "line 4: score is not finite, got '1 2 3 4 nan'."),
     (HEAD + "2\n1 2 3 4 0.5\n1 2 3 4 -inf\n", "line 4: score is not finite"),
     (HEAD + "1\n1 1e999 3 4 0.5\n", "line 3: y is not finite"),
@@ -261,7 +261,7 @@ def test_what_is_no_utf_8_is_named_with_its_line(
     band(folder).write_bytes(content.replace(b"\n", end))
     with pytest.raises(SettingsError) as raised:
         read_predictions(folder, truth)
-    expected = f"{band(folder)}, line {line}: byte {byte} is no UTF-8; save the file as UTF-8 text."
+    expected = f"{band(folder)}, line {line}: byte {byte} is not UTF-8; save the file as UTF-8 text."
     assert str(raised.value) == expected
 
 
@@ -275,14 +275,17 @@ def other_image(folder: Path) -> None:
 
 
 WRONG_FOLDERS: list[tuple[Callable[[Path], Any], str]] = [
-    (lambda f: band(f).unlink(), r"band_1_465\.txt is missing, as 1 of 3 files: every image needs one"),
-    (remove_folder, r"59--people--driving--car/59_peopledrivingcar_9\.txt is missing, as 1 of 3 files"),
-    (lambda f: (f / "0--Parades").mkdir(), r"/0--Parades is no event.* Did you mean 0--Parade\?"),
+    (lambda f: band(f).unlink(), r"band_1_465\.txt is missing \(1 of 3 files are\): every image needs one"),
+    (remove_folder, r"59--people--driving--car/59_peopledrivingcar_9\.txt is missing \(1 of 3 files are\)"),
+    (lambda f: (f / "0--Parades").mkdir(), r"/0--Parades is not an event.* Did you mean 0--Parade\?"),
     (
         other_image,
-        r"band_1_466\.txt is about no image of the ground truth\. Did you mean 0_Parade_band_1_465",
+        r"band_1_466\.txt does not belong to an image of the ground truth\. Did you mean 0_Parade_band_1_465",
     ),
-    (lambda f: f.rename(f.with_name("elsewhere")), r"found is no folder: expected one with a folder of text"),
+    (
+        lambda f: f.rename(f.with_name("elsewhere")),
+        r"found is not a folder: expected one with a folder of text",
+    ),
     (lambda f: (band(f).unlink(), band(f).mkdir()), r"band_1_465\.txt cannot be read: Is a directory\."),
 ]
 

@@ -217,7 +217,7 @@ def test_a_bad_image_stops_or_is_stood_in_for(tmp_path: Path, kind: str, trainin
     path = tmp_path / "images" / "b.png"
     if kind == "cut":
         path.write_bytes(path.read_bytes()[:-30])
-        expected = f"{path} is no readable image: "
+        expected = f"{path} is not a readable image: "
     else:
         Image.new("RGB", (HEIGHT, WIDTH)).save(path)
         file = tmp_path / "instances_small.json"

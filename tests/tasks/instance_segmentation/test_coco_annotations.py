@@ -142,9 +142,9 @@ def test_images_that_are_not_there_are_counted_and_some_named(tmp_path: Path) ->
     with pytest.raises(SettingsError) as caught:
         read_annotations(written(tmp_path, content), images)
     assert str(caught.value).endswith(
-        ": 5 of 8 images are not in " + f"{images}: no/100.png, no/101.png, no/102.png, …."
+        ": 5 of 8 images are not in " + f"{images}: no/100.png, no/101.png, no/102.png and 2 more."
     )
-    with pytest.raises(SettingsError, match=r"/nowhere, with images, cannot be read: No such file"):
+    with pytest.raises(SettingsError, match=r"/nowhere of images cannot be read: No such file"):
         read_annotations(file, tmp_path / "nowhere")
 
 
@@ -153,7 +153,7 @@ NO_JSON = [
     (b'{"images": [],\n "annotations": [{"id', "Unterminated string starting at line 2, column 19."),
     (b"[" * 100_000, "is no JSON: "),
     (b'{"images": "\xff"}', "is no JSON: 'utf-8' codec can't decode"),
-    (b"[1, 2]", "holds [1, 2]: expected an object"),
+    (b"[1, 2]", "contains [1, 2]: expected an object"),
 ]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-import json
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,8 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from polynl.errors import SettingsError
-from polynl.tasks.instance_segmentation.metric import coco_evaluation, coco_scores, detections_of
+from polynl.tasks.detections import Detections
+from polynl.tasks.instance_segmentation.metric import coco_evaluation, coco_scores
 
 # pycocotools has not followed NumPy 2 in decoding, which is done by tests only.
 pytestmark = pytest.mark.filterwarnings(
@@ -275,9 +275,9 @@ def test_the_order_of_detections_does_not_matter() -> None:
 def test_what_cannot_be_scored_is_named() -> None:
     truth = one_object()
     (found,) = exact(truth)
-    with pytest.raises(SettingsError, match="image_ids have 9, which is no image of the ground truth"):
+    with pytest.raises(SettingsError, match="image_ids have 9, which is not an image of the ground truth"):
         coco_scores(truth, [found], [1, 9])
-    with pytest.raises(SettingsError, match="detections have image_id 77, which is no image"):
+    with pytest.raises(SettingsError, match="detections have image_id 77, which is not an image"):
         coco_scores(truth, [found, {**found, "image_id": 77}])
     with pytest.raises(SettingsError, match="1 of 2 detections have a segmentation: give all of them one"):
         coco_scores(truth, [found, *without([found], "segmentation")])
@@ -286,49 +286,12 @@ def test_what_cannot_be_scored_is_named() -> None:
         coco_scores(truth, [found])
 
 
-# From torchvision's detectors
-
-
-def test_detections_of_a_model_are_ready_for_json() -> None:
-    generator = torch.Generator().manual_seed(0)
-    boxes = torch.tensor([[1.1, 2.2, 30.3, 40.4], [5, 6, 7, 9], [0, 0, 3, 2.5]])
-    labels, scores = torch.tensor([2, 9, 1]), torch.tensor([0.9, 0.8, 0.1])
-    masks = torch.rand(3, 21, 34, generator=generator) < 0.4
-    found = detections_of(12, boxes, labels, scores, masks, {1: 1, 2: 90})
-    assert json.loads(json.dumps(found)) == found
-    assert [list(one) for one in found] == [["image_id", "category_id", "score", "bbox", "segmentation"]] * 2
-    assert [(one["image_id"], one["category_id"]) for one in found] == [(12, 90), (12, 1)]
-    assert [one["score"] for one in found] == scores[[0, 2]].tolist()
-    assert [one["bbox"] for one in found] == [
-        pytest.approx([1.1, 2.2, 29.2, 38.2], abs=1e-5),
-        [0.0, 0.0, 3.0, 2.5],
-    ]
-    for one, mask in zip(found, masks[[0, 2]], strict=True):
-        assert one["segmentation"]["size"] == [21, 34]
-        assert torch.equal(torch.from_numpy(coco_mask.decode(one["segmentation"])).bool(), mask)
-
-
-def test_detections_without_masks_or_categories_or_anything() -> None:
-    boxes, labels, scores = torch.rand(2, 4), torch.tensor([1, 2]), torch.rand(2)
-    assert [list(one) for one in detections_of(0, boxes, labels, scores, None, {1: 5, 2: 6})] == [
-        ["image_id", "category_id", "score", "bbox"]
-    ] * 2
-    masks = torch.ones(2, 4, 5).bool()
-    assert detections_of(0, boxes, labels, scores, masks, {3: 1}) == []
-    assert detections_of(0, boxes[:0], labels[:0], scores[:0], masks[:0], {1: 5}) == []
-
-
-def test_masks_that_are_still_probabilities_are_refused() -> None:
-    boxes, labels, scores = torch.rand(1, 4), torch.tensor([1]), torch.rand(1)
-    with pytest.raises(
-        ValueError, match=r"masks: expected bool \(k, h, w\), got torch.float32 \(1, 1, 4, 5\)"
-    ):
-        detections_of(0, boxes, labels, scores, torch.rand(1, 1, 4, 5), {1: 1})
+# From a detector
 
 
 def test_detections_of_a_model_are_scored() -> None:
     truth = one_object()
     mask = torch.from_numpy(coco_mask.decode(truth["annotations"][0]["segmentation"])).bool()
     boxes = torch.tensor([[10.0, 10, 60, 60]])
-    found = detections_of(1, boxes, torch.tensor([1]), torch.tensor([0.3]), mask[None], {1: 3})
+    found = Detections(boxes, torch.tensor([0.3]), torch.tensor([1]), mask[None]).coco_results(1, {1: 3})
     assert set(coco_scores(truth, found).values()) == {100.0}

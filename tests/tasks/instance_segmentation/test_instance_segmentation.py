@@ -14,11 +14,13 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from polynl import inserted
+from polynl.data.config import SceneFiles
 from polynl.data.images import Unreadable
-from polynl.data.scenes_export import SceneFiles, export_scenes
+from polynl.data.scenes_export import export_scenes
 from polynl.errors import SettingsError
 from polynl.tasks.base import Batch
-from polynl.tasks.instance_segmentation.task import InstanceSegmentation, InstanceSegmentationConfig
+from polynl.tasks.instance_segmentation.config import InstanceSegmentationConfig
+from polynl.tasks.instance_segmentation.task import InstanceSegmentation
 from polynl.train.recipe_file import load_recipe
 
 TINY = Path(__file__).parents[2] / "tiny_instances.yaml"
@@ -47,7 +49,7 @@ def perfect(task: InstanceSegmentation) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("coco")
-    export_scenes(SceneFiles(4, 3, size=32, difficulty="easy"), folder, Console(quiet=True))
+    export_scenes(SceneFiles(images=4, val_images=3, size=32, difficulty="easy"), folder, Console(quiet=True))
     return folder
 
 
@@ -130,7 +132,8 @@ def scored(task: InstanceSegmentation, model: nn.Module, batch: Batch) -> dict[s
 
     model.eval()
     with torch.no_grad():
-        detections = task.detections(model, batch)
+        found = task.by_image(batch.targets, task.detect(model, batch.images))
+    detections = [detection for one in found.values() for detection in one]
     return coco_scores(task.train_set().ground_truth, detections)  # type: ignore[attr-defined]
 
 
@@ -156,11 +159,10 @@ def test_perfect_detections_have_full_marks_and_none_have_none(tmp_path: Path) -
     scores = task.score_detections(read)
     assert scores["box_ap"] == scores["mask_ap"] == scores["box_ap75"] == pytest.approx(100)
     assert {task.best_by, *task.headline} <= scores.keys()
-    assert set(task.score_detections([]).values()) == {0.0}
-    images = [0, 1]
-    some = [detection for detection in read if detection["image_id"] in images]
-    assert task.score_detections(some, images)["mask_ap"] == pytest.approx(100)
-    assert task.score_detections(some)["mask_ap"] < 90
+    assert set(task.score_detections(dict.fromkeys(read, ())).values()) == {0.0}
+    some = {image: read[image] for image in (0, 1)}
+    assert task.score_detections(some)["mask_ap"] == pytest.approx(100)
+    assert task.score_detections({image: some.get(image, ()) for image in read})["mask_ap"] < 90
 
 
 class Oracle(nn.Module):
@@ -313,8 +315,11 @@ def test_a_recipe_that_cannot_be_run(words: str, expected: str) -> None:
     ("words", "expected"),
     [
         ("--model.detector-options.box_nms_tresh 0.4", "MaskRCNN has no option 'box_nms_tresh'. Did"),
-        ("--model.detector-options.box_head 3", "MaskRCNN has no option 'box_head'."),
-        ("--model.detector-options.rpn_head 3", "MaskRCNN has no option 'rpn_head'."),
+        (
+            "--model.detector-options.box_head 3",
+            "polynl sets box_head of MaskRCNN itself; use box_width instead",
+        ),
+        ("--model.detector-options.rpn_head 3", "rpn_head of MaskRCNN: expected a module, got 3"),
         ("--model.detector-options.kwargs 3", "MaskRCNN has no option 'kwargs'."),
         (
             "--model.detector-options.box_nms_thresh x",
@@ -369,20 +374,18 @@ def test_some_categories_of_a_results_file(coco: Callable[..., list[str]], tmp_p
     task = task_of(*coco(), "--data.categories", "[cue]")
     assert task.labels() == {7: "cue"}
     found = task.read_detections(tmp_path / "found.json")
-    assert {one["category_id"] for one in found} == {7}
+    assert {one["category_id"] for entries in found.values() for one in entries} == {7}
     assert task.score_detections(found)["mask_ap"] == pytest.approx(100)
     (tmp_path / "found.json").write_text(
         '[{"image_id": 0, "category_id": 8, "score": 1, "bbox": [1, 2, 3, 4]}]'
     )
-    with pytest.raises(SettingsError, match="category_id 8 is none"):
+    with pytest.raises(SettingsError, match="category_id 8 is not one"):
         task.read_detections(tmp_path / "found.json")
 
 
 def test_splits_with_different_categories(coco: Callable[..., list[str]]) -> None:
     words = coco("val", lambda content: content["categories"][0].update(name="disk"))
-    with pytest.raises(
-        SettingsError, match=r"category 1 \(disc\) is only in the annotations of images to train on\."
-    ):
+    with pytest.raises(SettingsError, match=r"category 1 \(disc\) is only in the training annotations\."):
         task_of(*words).check()
 
 

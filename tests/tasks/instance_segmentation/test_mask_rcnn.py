@@ -18,13 +18,12 @@ from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import FrozenBatchNorm2d
 
 from polynl import inserted
-from polynl.models.classifiers import resnet
+from polynl.models.resnet import resnet
 from polynl.tasks.instance_segmentation.model import mask_rcnn
 
 # Untrained networks are sure of nothing, so all that they find is kept.
+SIZES: dict[str, Any] = {"min_size": 64, "max_size": 64}
 SMALL: dict[str, Any] = {
-    "min_size": 64,
-    "max_size": 64,
     "box_score_thresh": 0.0,
     "box_detections_per_img": 5,
     "rpn_pre_nms_top_n_test": 20,
@@ -34,7 +33,7 @@ NARROW: dict[str, Any] = {"fpn_channels": 16, "box_width": 16, "mask_widths": (8
 
 
 def small(arch: str = "resnet18", **options: Any) -> MaskRCNN:
-    return mask_rcnn(arch, num_classes=4, detector_options=SMALL, **{**NARROW, **options})
+    return mask_rcnn(arch, num_classes=4, detector_options=SMALL, **{**SIZES, **NARROW, **options})
 
 
 def randomise(model: nn.Module) -> None:
@@ -75,7 +74,7 @@ def training_batch() -> tuple[list[Tensor], list[dict[str, Tensor]]]:
 def host() -> MaskRCNN:
     """torchvision's own, with frozen norms as with weights, and values that are not those of the start."""
     torch.manual_seed(0)
-    model = MaskRCNN(resnet_fpn_backbone(backbone_name="resnet50", weights=None), 4, **SMALL)
+    model = MaskRCNN(resnet_fpn_backbone(backbone_name="resnet50", weights=None), 4, **SIZES, **SMALL)
     names = maskrcnn_resnet50_fpn(weights=None, weights_backbone=None).state_dict().keys()
     assert model.state_dict().keys() == {name for name in names if "num_batches" not in name}
     randomise(model)
@@ -90,7 +89,7 @@ def weights(host: MaskRCNN, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def built(weights: Path, **options: Any) -> MaskRCNN:
-    return mask_rcnn(num_classes=4, weights=weights, detector_options=SMALL, **options)
+    return mask_rcnn(num_classes=4, weights=weights, detector_options=SMALL, **SIZES, **options)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +147,7 @@ def test_files_with_the_names_of_older_versions(host: MaskRCNN, tmp_path: Path) 
 def test_weights_for_other_classes(weights: Path) -> None:
     heads = ("roi_heads.box_predictor", "roi_heads.mask_predictor.mask_fcn_logits")
     with pytest.raises(
-        ValueError, match=r"of another shape: roi_heads\.box_predictor\.bbox_pred\.bias \(16,\)"
+        ValueError, match=r"these shapes differ: roi_heads\.box_predictor\.bbox_pred\.bias \(16,\)"
     ):
         mask_rcnn(num_classes=7, weights=weights)
     model = mask_rcnn(num_classes=7, weights=weights, weights_without=heads)
@@ -159,7 +158,7 @@ def test_weights_for_other_classes(weights: Path) -> None:
         ValueError, match=r"weights_without: the MaskRCNN has no weights below 'roi_heads.box'"
     ):
         mask_rcnn(num_classes=7, weights=weights, weights_without=["roi_heads.box"])
-    with pytest.raises(ValueError, match=r"of another shape: roi_heads\.mask_predictor"):
+    with pytest.raises(ValueError, match=r"these shapes differ: roi_heads\.mask_predictor"):
         mask_rcnn(num_classes=7, weights=weights, weights_without=heads[:1])
 
 
@@ -210,7 +209,7 @@ def test_weights_of_a_detector_are_none_of_its_resnet(weights: Path) -> None:
 
 def test_weights_of_the_resnet_alone(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    classifier = resnet("resnet18", block="poly_nl", num_classes=7, init="random")
+    classifier = resnet("resnet18", block="poly_nl", num_classes=7, options={"init": "random"})
     randomise(classifier)
     torch.save(classifier.state_dict(), tmp_path / "resnet18.pth")
     body = small(block="poly_nl", backbone_weights=tmp_path / "resnet18.pth").backbone.body.eval()
@@ -244,7 +243,7 @@ def test_norms_of_the_block_are_synchronised_with_the_others_and_never_frozen() 
 
 def test_gradients_reach_a_block_in_a_frozen_stage() -> None:
     torch.manual_seed(0)
-    model = small(block="poly_nl", init="random", trainable_stages=0).train()
+    model = small(block="poly_nl", options={"init": "random"}, trainable_stages=0).train()
     losses = model(*training_batch())
     assert set(losses) == {
         f"loss_{part}" for part in ("classifier", "box_reg", "mask", "objectness", "rpn_box_reg")
@@ -287,14 +286,15 @@ def test_anchors_and_levels_are_as_asked_for() -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"anchor_sizes": (8, 16)}, r"anchor_sizes=\[8, 16\]: expected 5 numbers, one for each level"),
+        ({"anchor_sizes": (8, 16)}, r"anchor_sizes=\[8\.0, 16\.0\]: expected 5 numbers, one for each level"),
         ({"trainable_stages": 6}, "trainable_stages=6: expected a number from 0 to 5"),
-        ({"trainable_stages": -1}, "trainable_stages=-1: expected"),
-        ({"norm": "batch", "norm_eps": 0.0}, "norm_eps=0.0 is of frozen norms, and these are 'batch'"),
+        ({"trainable_stages": -1}, r"trainable_stages: expected greater than or equal to 0 \(got -1\)"),
+        ({"norm": "batch", "norm_eps": 0.0}, "norm_eps=0.0 is for frozen norms, and these are 'batch'"),
         ({"block": "poly_nl", "placement": "res6"}, "placement must be one of res3, .* got 'res6'"),
         ({"block": "poly_nl", "placement": "layer3.1"}, "or the name of a module, got 'layer3.1'"),
         ({"block": "poly_nl", "placement": "transform"}, r'no block can go before "transform"'),
-        ({"arch": "vgg16"}, "arch must be one of small_resnet, .* got 'vgg16'"),
+        ({"arch": "vgg16"}, "arch: no network is called 'vgg16'"),
+        ({"box_with": 16}, r"box_with: there is no such option\. Did you mean box_width"),
     ],
 )
 def test_mistakes(options: dict[str, Any], expected: str) -> None:
@@ -306,7 +306,8 @@ def test_mistakes(options: dict[str, Any], expected: str) -> None:
     ("option", "own"),
     [
         ("backbone", "arch"),
-        ("num_classes", "num_classes"),
+        ("min_size", "min_size"),
+        ("max_size", "max_size"),
         ("rpn_anchor_generator", "anchor_sizes"),
         ("box_roi_pool", "roi_scale"),
         ("box_head", "box_width"),
@@ -317,7 +318,7 @@ def test_mistakes(options: dict[str, Any], expected: str) -> None:
     ],
 )
 def test_options_that_are_ours_to_set(option: str, own: str) -> None:
-    message = rf"^detector_options: mask_rcnn sets {option} itself; use mask_rcnn\({own}=\.\.\.\) instead$"
+    message = f"^detector_options: polynl sets {option} of MaskRCNN itself; use {own} instead$"
     with pytest.raises(ValueError, match=message):
         mask_rcnn("resnet18", detector_options={**SMALL, option: None})
 
@@ -329,5 +330,5 @@ def test_a_head_for_proposals_is_as_given() -> None:
 
 
 def test_options_without_a_block() -> None:
-    with pytest.raises(TypeError, match="options without a block: reduction"):
-        small(reduction=2)
+    with pytest.raises(ValueError, match="options: options without a block: reduction"):
+        small(options={"reduction": 2})

@@ -12,12 +12,12 @@ import torch
 from pycocotools import mask as coco_mask
 from rich.console import Console
 
+from polynl.data.config import SceneFiles
 from polynl.data.images import Unreadable
 from polynl.data.scenes import CATEGORIES, CHUNK, DIFFICULTIES
-from polynl.data.scenes_export import SceneFiles, export_scenes
+from polynl.data.scenes_export import export_scenes
 from polynl.tasks.instance_segmentation.annotations import read_annotations
-from polynl.tasks.instance_segmentation.data import CocoImages, labels_by_id
-from polynl.tasks.instance_segmentation.scenes import SceneInstances
+from polynl.tasks.instance_segmentation.data import CocoImages, SceneInstances, labels_by_id
 
 # pycocotools has not followed NumPy 2 here.
 pytestmark = pytest.mark.filterwarnings(

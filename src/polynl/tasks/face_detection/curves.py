@@ -1,4 +1,4 @@
-"""The precision–recall curves of an evaluation on WIDER FACE."""
+"""Precision–recall curves of an evaluation on WIDER FACE."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STYLES = {"easy": ("#009E73", "-"), "medium": ("#0072B2", "--"), "hard": ("#D55
 
 
 def draw_curves(evaluation: WiderFaceEvaluation, path: Path) -> None:
-    """Write a PNG of the curve of each subset, with its AP in the legend."""
+    """Write a PNG with the curve of each subset, and its AP in the legend."""
     if not evaluation.curves:
         raise SettingsError(f"{path} is not drawn: no face counts in any subset, so there are no curves.")
     with matplotlib.rc_context({"font.size": 12}):
@@ -33,7 +33,7 @@ def _draw(axes: Axes, evaluation: WiderFaceEvaluation) -> None:
     for subset, (recall, precision) in evaluation.curves.items():
         colour, line = _STYLES[subset]
         label = f"{subset.capitalize()}  AP {evaluation.ap[subset]:.5f}"
-        # A curve of few points, as from a detector that is sure of everything, is seen by its marks.
+        # Markers show a curve of few points, as of a detector whose scores are all equal.
         mark = "o" if len(set(recall.tolist())) < 10 else ""
         axes.plot(recall, precision, line, color=colour, linewidth=2, marker=mark, label=label)
     axes.set(xlim=(0, 1.01), ylim=(0, 1.01), xlabel="recall", ylabel="precision")

@@ -14,55 +14,55 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
+from torchvision.ops import box_convert
 
+from polynl.data.annotation_files import FURTHEST, are_coordinates, check_there, leaves, shown
 from polynl.data.images import Unreadable, read_for_detector, read_or_stand_in
-from polynl.data.listed_files import check_there, leaves
 from polynl.errors import SettingsError
-from polynl.tasks.instance_segmentation.masks import FURTHEST, are_coordinates, shown
 
 FaceTransform = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Of an image and its faces' boxes (k, 4), left, top, right and bottom edge; it may leave faces out."""
+"""Transforms an image and the boxes (k, 4) of its faces, xyxy; it may leave faces out."""
 # Its place in x y w h blur expression illumination invalid occlusion pose.
 _INVALID = 7
-_FACE = f"x y w h and up to six attributes, all of them numbers, finite and below {FURTHEST:,.0f}"
+_FACE = f"x y w h and up to six attributes, finite numbers below {FURTHEST:,.0f}"
 
 
 @dataclass(frozen=True, eq=False)
 class FaceImage:
-    """What a file says of one image: all faces, in its order, which the official subsets count by."""
+    """The faces of one image, in the file's order, which the official subsets refer to."""
 
     name: str
     """The event's folder and the file, such as "0--Parade/0_Parade_marchingband_1_849.jpg"."""
     boxes: Tensor
     """(n, 4): left and top edge, width, height."""
     invalid: Tensor
-    """(n,), true where the file flags a face as one that is not to be used."""
+    """(n,), true for a face that the file flags as invalid."""
 
     @property
     def empty(self) -> Tensor:
-        """(n,), true where a box has no width or no height."""
+        """(n,), true for a box without width or height."""
         return (self.boxes[:, 2:] <= 0).any(1)
 
     @property
     def usable(self) -> Tensor:
-        """(n,), true where a face may be trained on: neither invalid nor empty."""
+        """(n,), true for a face to train on: neither invalid nor empty."""
         return ~(self.invalid | self.empty)
 
 
 @dataclass(frozen=True)
 class FaceCounts:
-    """How many faces there are, and how many of them training leaves out."""
+    """The numbers of all faces and of those that training leaves out."""
 
     images: int
     faces: int
     invalid: int
-    """Flagged by the file."""
+    """Faces that the file flags."""
     empty: int
-    """Without width or height, and not flagged."""
+    """Faces without width or height that are not flagged."""
 
     @property
     def usable(self) -> int:
-        """What is left to train on."""
+        """Faces to train on."""
         return self.faces - self.invalid - self.empty
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ class FaceCounts:
 
 
 def count_faces(faces: Sequence[FaceImage]) -> FaceCounts:
-    """What is left out in training is counted, not passed over."""
+    """Count all faces, also those that training leaves out."""
     return FaceCounts(
         images=len(faces),
         faces=sum(len(image.boxes) for image in faces),
@@ -81,7 +81,7 @@ def count_faces(faces: Sequence[FaceImage]) -> FaceCounts:
 
 
 def event_and_name(name: str) -> tuple[str, str]:
-    """An image as the official evaluation knows it.
+    """The event and name of an image, as in the official evaluation.
 
     >>> event_and_name("0--Parade/0_Parade_marchingband_1_849.jpg")
     ('0--Parade', '0_Parade_marchingband_1_849')
@@ -91,7 +91,7 @@ def event_and_name(name: str) -> tuple[str, str]:
 
 
 def read_faces(path: Path, folder: Path) -> list[FaceImage]:
-    """What `path` says of the images in `folder`, or a SettingsError that names the line that is wrong."""
+    """The faces that `path` lists for the images in `folder`; a SettingsError names the first wrong line."""
     names: list[str] = []
     counts: list[int] = []
     values: list[list[float]] = []
@@ -112,10 +112,10 @@ class FaceImages(Dataset[Any]):
     """Images and their faces, in the file's order: (image as uint8, target).
 
     A target has the `image_id`, which is the place in that order, and the `name`. In training it also has
-    `boxes` (k, 4), left, top, right and bottom edge, and `labels` (k,), all 1, of the usable faces that the
-    transform leaves, clipped to the image; an image with none stays, with k = 0.
+    `boxes` (k, 4), xyxy, and `labels` (k,), all 1, of the usable faces that the transform keeps, clipped to
+    the image; an image without faces stays, with k = 0.
 
-    `on_bad_image` "stop": an image that cannot be decoded raises; "skip": an `Unreadable` stands in for it.
+    `on_bad_image` "stop": an image that cannot be decoded raises; "skip": it becomes an `Unreadable`.
     """
 
     def __init__(
@@ -138,19 +138,19 @@ class FaceImages(Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Any]] | Unreadable:
         number = range(len(self))[index]
         path = os.path.join(self._folder, self.names[number])
-        remedy = "Mend it, or take it out of the annotations"
+        remedy = "Fix it, or remove it from the annotations"
         image = read_or_stand_in(path, stops=self._stops, remedy=remedy, read=read_for_detector)
         if isinstance(image, Unreadable):
             return image
-        boxes = corners(self._boxes[number])
+        boxes = box_convert(self._boxes[number], "xywh", "xyxy")
         target = {"image_id": number, "name": self.names[number]}
         return face_sample(image, boxes, target, training=self._training, transform=self._transform)
 
 
 class BoxesOfImages:
-    """The boxes (k, 4) of every image, kept as one tensor.
+    """The boxes (k, 4) of every image, in one tensor.
 
-    Processes hand over a tensor as an open file, of which there are too few for one an image.
+    Processes share a tensor as an open file, and a process cannot open one for every image.
     """
 
     def __init__(self, boxes: Sequence[Tensor]) -> None:
@@ -161,11 +161,6 @@ class BoxesOfImages:
         return self._all[self._starts[index] : self._starts[index + 1]]
 
 
-def corners(boxes: Tensor) -> Tensor:
-    """Left, top, right and bottom edge of boxes (k, 4) with left and top edge, width and height."""
-    return torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1)
-
-
 def face_sample(
     image: Tensor,
     boxes: Tensor,
@@ -174,7 +169,7 @@ def face_sample(
     training: bool,
     transform: FaceTransform | None,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """A sample as `FaceImages` has it, of boxes with left, top, right and bottom edge."""
+    """A sample of `FaceImages`, from boxes as xyxy."""
     height, width = image.shape[1:]
     edges = torch.tensor([width, height, width, height])
     boxes = boxes.clamp(min=0).minimum(edges)
@@ -195,7 +190,7 @@ class _Line(NamedTuple):
 
 
 def _entries(path: Path) -> Iterator[tuple[str, list[list[float]]]]:
-    """The images of a file and the numbers of their faces, each of them right."""
+    """The images of a file and the numbers of their faces, all of them checked."""
     lines = _lines(path)
     known: dict[str, int] = {}
     place = 0
@@ -211,13 +206,13 @@ def _entries(path: Path) -> Iterator[tuple[str, list[list[float]]]]:
             raise SettingsError(f"{path}, line {_wrong_face(lines, place, wrong[0])}.")
         yield name.text, faces
         place += 2 + count
-        # Officially, a line of zeros stands for the faces of an image that has none.
+        # In the official files, an image without faces has a line of zeros.
         if not count and place < len(lines) and set(_numbers(lines[place].text)) == {0.0}:
             place += 1
 
 
 def _lines(path: Path) -> list[_Line]:
-    """The lines that are not blank."""
+    """Lines that are not blank."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
@@ -226,7 +221,7 @@ def _lines(path: Path) -> list[_Line]:
         ) from None
     except UnicodeDecodeError as error:
         number = error.object.count(b"\n", 0, error.start) + 1
-        raise SettingsError(f"{path}, line {number}: it is no text in UTF-8.") from None
+        raise SettingsError(f"{path}, line {number}: it is not UTF-8 text.") from None
     lines = enumerate(map(str.strip, text.split("\n")), 1)
     return [_Line(number, line) for number, line in lines if line]
 
@@ -237,16 +232,16 @@ def _is_name(text: str) -> bool:
 
 def _wrong_name(name: str, lines: list[_Line], known: dict[str, int]) -> str | None:
     if not _is_name(name):
-        return f"{shown(name)} is no image's name: expected a path such as 0--Parade/0_Parade_1.jpg"
+        return f"{shown(name)} is not the name of an image: expected a path such as 0--Parade/0_Parade_1.jpg"
     if leaves(name):
         return f"{shown(name)}: expected a path that is relative to the folder and stays in it"
     if name in known:
-        return f"{shown(name)} is on line {lines[known[name]].number} already: remove one of the two"
+        return f"{shown(name)} is already on line {lines[known[name]].number}: remove one of the two"
     return None
 
 
 def _too_small(lines: list[_Line], place: int, known: dict[str, int]) -> str:
-    """What else may be wrong where a name is expected and faces go on."""
+    """A further hint if there is a face where a name is expected."""
     if not known or not _is_face(_numbers(lines[place].text)):
         return ""
     name, at = list(known.items())[-1]
@@ -255,23 +250,23 @@ def _too_small(lines: list[_Line], place: int, known: dict[str, int]) -> str:
 
 
 def _count(path: Path, lines: list[_Line], place: int) -> int:
-    """How many faces the image whose name is at `place` is said to have."""
+    """The number of faces of the image whose name is at `place`."""
     name, left = lines[place], len(lines) - place - 2
     if left < 0:
         raise SettingsError(
-            f"{path}, line {name.number}: the file ends after {shown(name.text)}: expected how many faces it "
-            "has. Is all of the file there?"
+            f"{path}, line {name.number}: the file ends after {shown(name.text)}: expected the number "
+            "of its faces. Is the file truncated?"
         )
     number, text = lines[place + 1]
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise SettingsError(
-            f"{path}, line {number}: {shown(text)} is no number of faces, of {shown(name.text)}: expected a "
-            "whole number from 0 on."
+            f"{path}, line {number}: {shown(text)} is not a number of faces, for {shown(name.text)}: "
+            "expected a whole number."
         )
     if int(text) > left:
         raise SettingsError(
-            f"{path}, line {number}: {shown(name.text)} is to have {int(text):,} faces, and {left:,} lines "
-            "follow. Is all of the file there?"
+            f"{path}, line {number}: {shown(name.text)} has {int(text):,} faces, but only {left:,} lines "
+            "follow. Is the file truncated?"
         )
     return int(text)
 
@@ -293,7 +288,7 @@ def _wrong_face(lines: list[_Line], place: int, at: int) -> str:
     name, count, face = lines[place], lines[place + 1], lines[place + 2 + at]
     if _is_name(face.text):
         return (
-            f"{count.number}: {shown(name.text)} is to have {int(count.text):,} faces, and {at:,} follow "
-            f"before line {face.number}, {shown(face.text)}"
+            f"{count.number}: {shown(name.text)} has {int(count.text):,} faces, but only {at:,} "
+            f"follow before line {face.number}, {shown(face.text)}"
         )
-    return f"{face.number}: {shown(face.text)} is no face, of {shown(name.text)}: expected {_FACE}"
+    return f"{face.number}: {shown(face.text)} is not a face, for {shown(name.text)}: expected {_FACE}"

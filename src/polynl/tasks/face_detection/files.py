@@ -43,23 +43,23 @@ def read_ground_truth(folder: Path) -> GroundTruth:
 
 
 def read_predictions(folder: Path, truth: GroundTruth, *, partial: bool = False) -> Predictions:
-    """Read `folder/event/image.txt` for every image, or raise a SettingsError that names the file and line.
+    """Read `folder/event/image.txt` for every image; a SettingsError names the file and line.
 
-    A file has the image's name, the count of detections, and a line `x y w h score` for each. The name may
-    have a suffix and folders in front. With `partial` images may be missing, though not all of them.
+    A file has the image's name, the number of detections, and a line `x y w h score` for each. The name may
+    have a suffix and folders in front. With `partial`, images may be missing, but not all of them.
     """
     files = _files(folder, truth)
     missing = [image for image in truth if image not in files]
     if missing and not (partial and files):
         raise SettingsError(
-            f"{_path(folder, missing[0])} is missing, as {len(missing):,} of {len(truth):,} files: "
-            "every image needs one, with the count 0 where nothing is found."
+            f"{_path(folder, missing[0])} is missing ({len(missing):,} of {len(truth):,} files are): "
+            "every image needs one, with the count 0 if nothing is found."
         )
     return {image: _read_detections(files[image], image) for image in truth if image in files}
 
 
 def write_predictions(folder: Path, predictions: Predictions) -> None:
-    """Write `folder/event/image.txt` for each image, so that reading gives the same numbers."""
+    """Write `folder/event/image.txt` for each image; reading them gives the same numbers."""
     for image, detections in predictions.items():
         rows = checked_detections(image, detections).tolist()
         lines = [image[1], str(len(rows)), *(" ".join(map(repr, row)) for row in rows)]
@@ -70,7 +70,7 @@ def write_predictions(folder: Path, predictions: Predictions) -> None:
 
 
 def _read_mat(path: Path, names: Sequence[str]) -> dict[str, Any]:
-    from scipy.io import loadmat  # a fifth of a second, which other tasks need not wait for
+    from scipy.io import loadmat  # takes a fifth of a second to import
 
     if not path.is_file():
         raise SettingsError(
@@ -79,13 +79,13 @@ def _read_mat(path: Path, names: Sequence[str]) -> dict[str, Any]:
         )
     try:
         content: dict[str, Any] = loadmat(str(path), variable_names=list(names))
-    except Exception as error:  # damaged bytes lead scipy to errors of any kind
+    except Exception as error:  # scipy raises anything for damaged bytes
         raise SettingsError(
             f"{path} cannot be read as a Matlab file: {error or type(error).__name__}."
         ) from None
     for name in names:
         if name not in content:
-            raise SettingsError(f"{path} has no {name}: take the official file.")
+            raise SettingsError(f"{path} has no {name}: use the official file.")
     return content
 
 
@@ -107,7 +107,7 @@ def _shown(value: Any) -> str:
 
 
 def _names(path: Path, content: dict[str, Any]) -> dict[str, list[str]]:
-    """By event the names of its images."""
+    """The names of images by event."""
     events = [_text(path, "event_list", cell) for cell in _cells(path, "event_list", content["event_list"])]
     lists = _cells(path, "file_list", content["file_list"])
     if len(lists) != len(events):
@@ -124,7 +124,7 @@ def _names(path: Path, content: dict[str, Any]) -> dict[str, list[str]]:
 def _check_once(path: Path, where: str, names: Sequence[str]) -> None:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise SettingsError(f"{path}, {where}: {twice} is there more than once.")
+        raise SettingsError(f"{path}, {where}: {twice} is listed more than once.")
 
 
 def _cells_of_images(
@@ -159,11 +159,11 @@ def _boxes(path: Path, image: Image, cell: Any) -> Array:
 def _counted(
     folder: Path, subset: str, names: Mapping[str, Sequence[str]], boxes: Mapping[Image, Array]
 ) -> dict[Image, Array]:
-    """By image the rows of the faces that count in a subset; the file numbers them from 1."""
+    """The rows of the faces that count in a subset, by image; the file numbers them from 1."""
     path = folder / f"wider_{subset}_val.mat"
     content = _read_mat(path, ["event_list", "file_list", "gt_list"])
     if _names(path, content) != names:
-        raise SettingsError(f"{path} lists other images than wider_face_val.mat: take all from one release.")
+        raise SettingsError(f"{path} lists other images than wider_face_val.mat: use files of one release.")
     cells = _cells_of_images(path, content, "gt_list", names)
     return {image: _rows(path, image, cell, len(boxes[image])) for image, cell in cells}
 
@@ -190,22 +190,22 @@ def _path(folder: Path, image: Image) -> Path:
 
 
 def _files(folder: Path, truth: GroundTruth) -> dict[Image, Path]:
-    """The files in the folder by what they are about, which is an image of the ground truth."""
+    """The files in the folder by image; each must belong to an image of the ground truth."""
     if not folder.is_dir():
         raise SettingsError(
-            f"{folder} is no folder: expected one with a folder of text files for each event."
+            f"{folder} is not a folder: expected one with a folder of text files for each event."
         )
     events = truth.events
     there = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     for entry in there:
         if entry.name not in events:
             hint = near_matches(entry.name, events)
-            raise SettingsError(f"{entry} is no event of the ground truth.{hint}")
+            raise SettingsError(f"{entry} is not an event of the ground truth.{hint}")
     files = {(entry.name, file.stem): file for entry in there for file in sorted(entry.glob("[!.]*.txt"))}
     for image, file in files.items():
         if image not in truth:
             hint = near_matches(image[1], [name for event, name in truth if event == image[0]])
-            raise SettingsError(f"{file} is about no image of the ground truth.{hint}")
+            raise SettingsError(f"{file} does not belong to an image of the ground truth.{hint}")
     return files
 
 
@@ -233,44 +233,44 @@ def _lines(path: Path) -> list[str]:
 
 
 def _no_utf_8(path: Path, error: UnicodeDecodeError) -> SettingsError:
-    # The wrong byte ends no line, so it is in the last of those up to it.
+    # The wrong byte does not end a line, so it is in the last line up to it.
     read = error.object[: error.start + 1]
     line, byte = len(read.splitlines()), read[-1]
-    return SettingsError(f"{path}, line {line}: byte {byte:#04x} is no UTF-8; save the file as UTF-8 text.")
+    return SettingsError(f"{path}, line {line}: byte {byte:#04x} is not UTF-8; save the file as UTF-8 text.")
 
 
 def _check_head(path: Path, image: Image, lines: Sequence[str]) -> None:
-    """That the first two lines are the image's name and the count of the others."""
+    """Check that the first two lines are the image's name and the number of the others."""
     name = lines[0].strip().replace("\\", "/").rpartition("/")[2]
     stem, dot, suffix = name.rpartition(".")
     if image[1] != name and not (image[1] == stem and dot and suffix.lower() in ("jpg", "jpeg", "png")):
         found = "the file is empty" if lines == [""] else f"got {lines[0].strip()[:100]!r}"
         raise SettingsError(f"{path}, line 1: expected the image's name, {image[1]}, {found}.")
     if len(lines) < 2:
-        raise SettingsError(f"{path}, line 2: expected the count of detections, and the file ends.")
+        raise SettingsError(f"{path}, line 2: expected the number of detections, but the file ends.")
     count = lines[1].strip()
     if not (count.isascii() and count.isdigit() and len(count) < 10):
-        raise SettingsError(f"{path}, line 2: expected the count of detections, got {count[:100]!r}.")
+        raise SettingsError(f"{path}, line 2: expected the number of detections, got {count[:100]!r}.")
     if int(count) != len(lines) - 2:
-        raise SettingsError(f"{path}, line 2: the count is {count}, and {len(lines) - 2} lines follow.")
+        raise SettingsError(f"{path}, line 2: the number is {count}, but {len(lines) - 2} lines follow.")
 
 
 def _first_wrong_line(path: Path, lines: Sequence[str]) -> SettingsError:
     for number, line in enumerate(lines[2:], 3):
         if wrong := _wrong(line.split()):
             return SettingsError(f"{path}, line {number}: {wrong}, got {line.strip()[:100]!r}.")
-    raise AssertionError(f"{path} was refused, and every line is right.")
+    raise AssertionError(f"{path} was refused, but every line is correct.")
 
 
 def _wrong(words: Sequence[str]) -> str:
-    """What was expected of a line, where it is not."""
+    """What is wrong with a line, if anything."""
     if len(words) != 5:
         return f"expected five numbers, {_ROW}"
     for name, word in zip(_ROW.split(), words, strict=True):
         try:
             number = float(word)
         except ValueError:
-            return f"{name} is no number"
+            return f"{name} is not a number"
         if not math.isfinite(number):
             return f"{name} is not finite"
         if name in ("w", "h") and number < 0:

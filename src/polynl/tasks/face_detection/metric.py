@@ -40,12 +40,14 @@ One of the official Hard faces is -2 wide and overlaps nothing: no detector find
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from polynl.errors import SettingsError, near_matches
+from polynl.tasks.detections import Detections
 
 SUBSETS = ("easy", "medium", "hard")
 
@@ -63,7 +65,7 @@ _MOST_PAIRS = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class Faces:
-    """The faces of an image: boxes (n, 4) as x, y, w, h, and by subset the rows of those that count."""
+    """The faces of an image: boxes (n, 4) as x, y, w, h, and the rows that count in each subset."""
 
     boxes: Array
     counted: Mapping[str, Array]
@@ -90,11 +92,11 @@ class GroundTruth(Mapping[Image, Faces]):
         return list(dict.fromkeys(event for event, _ in self.images))
 
     def count(self, subset: str) -> int:
-        """How many faces count in a subset."""
+        """The number of faces that count in a subset."""
         return sum(len(faces.counted[subset]) for faces in self.images.values())
 
     def only(self, images: Iterable[Image]) -> GroundTruth:
-        """The part of it that is about these images."""
+        """The ground truth of these images."""
         chosen = set(images)
         for image in sorted(chosen):
             _check_known(image, self, "an image to score")
@@ -103,23 +105,29 @@ class GroundTruth(Mapping[Image, Faces]):
 
 @dataclass(frozen=True)
 class WiderFaceEvaluation:
-    """By subset the AP from 0 to 1, and the curve (recall, precision) along falling thresholds.
+    """The AP of each subset, from 0 to 1, and its curve (recall, precision) along falling thresholds.
 
-    A curve begins at the first threshold with a detection. A subset without a face is in neither.
+    A curve starts at the first threshold with a detection. A subset without faces is in neither.
     """
 
     ap: dict[str, float]
     curves: dict[str, tuple[Array, Array]]
 
 
+def wider_face_rows(found: Detections, scale: float = 1.0) -> Array:
+    """Detections as rows (k, 5) of x, y, w, h, score, the boxes scaled."""
+    scaled = replace(found, boxes=found.boxes.double() * scale)
+    return torch.cat([scaled.xywh(), found.scores.double()[:, None]], 1).cpu().numpy()
+
+
 def wider_face_scores(truth: GroundTruth, predictions: Predictions) -> dict[str, float]:
-    """Percent of AP: easy_ap, medium_ap, hard_ap, without those that have no face."""
+    """AP in percent: easy_ap, medium_ap, hard_ap, except for subsets without faces."""
     ap = wider_face_evaluation(truth, predictions).ap
     return {f"{subset}_ap": 100 * value for subset, value in ap.items()}
 
 
 def wider_face_evaluation(truth: GroundTruth, predictions: Predictions) -> WiderFaceEvaluation:
-    """Score predictions for exactly the images of the ground truth, by the protocol above.
+    """Score predictions for exactly the images of the ground truth, with the protocol above.
 
     >>> boxes = np.array([[10.0, 10, 20, 20], [50, 10, 4, 4]])  # one large face, one that only Hard counts
     >>> counted = {"easy": np.array([0]), "medium": np.array([0]), "hard": np.array([0, 1])}
@@ -144,19 +152,19 @@ def wider_face_evaluation(truth: GroundTruth, predictions: Predictions) -> Wider
 
 
 def checked_predictions(truth: GroundTruth, predictions: Predictions) -> dict[Image, Array]:
-    """Float64 (k, 5) for each image of the ground truth, or a SettingsError that names what is wrong."""
+    """Float64 (k, 5) for each image of the ground truth; a SettingsError says what is wrong."""
     for image in predictions:
         _check_known(image, truth, "an image of the predictions")
     if missing := [image for image in truth if image not in predictions]:
         raise SettingsError(
-            f"{'/'.join(missing[0])} has no predictions, as {len(missing):,} of {len(truth):,} images: "
-            "where nothing is found, give an array of shape (0, 5)."
+            f"{'/'.join(missing[0])} has no predictions ({len(missing):,} of {len(truth):,} images have "
+            "none): if nothing is found, pass an array of shape (0, 5)."
         )
     return {image: checked_detections(image, predictions[image]) for image in truth}
 
 
 def checked_detections(image: Image, detections: Any) -> Array:
-    """Float64 (k, 5), or a SettingsError that names the first wrong row."""
+    """Float64 (k, 5); a SettingsError names the first wrong row."""
     array = np.asarray(detections, dtype=np.float64)
     if array.size == 0:
         return np.zeros((0, 5))
@@ -170,7 +178,7 @@ def checked_detections(image: Image, detections: Any) -> Array:
         row = int(wrong.argmax())
         raise SettingsError(
             f"predictions of {name}, row {row} is {array[row].tolist()}: expected finite x, y, w, h, score, "
-            "with w and h from 0 on."
+            "with w and h not negative."
         )
     return array
 
@@ -179,13 +187,13 @@ def _check_known(image: Image, truth: GroundTruth, what: str) -> None:
     if image not in truth.images:
         names = ["/".join(known) for known in truth]
         raise SettingsError(
-            f"{what} is {image!r}, which is none of the ground truth's (event, name without suffix)."
+            f"{what} is {image!r}, which is not in the ground truth (event, name without suffix)."
             f"{near_matches('/'.join(map(str, image)), names)}"
         )
 
 
 def _matches(truth: GroundTruth, found: Mapping[Image, Array]) -> tuple[Array, Array]:
-    """Of each detection in an image with faces: its face, numbered over all images, or -1; and its score."""
+    """For each detection in an image with faces: its face, numbered over all images, or -1; and its score."""
     low, high = _range_of_scores(found)
     places, scores = [np.zeros(0, dtype=np.intp)], [np.zeros(0)]
     first = 0

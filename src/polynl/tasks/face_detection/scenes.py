@@ -1,41 +1,43 @@
-"""Scenes with faces, drawn from a seed: what face detection is tried out on.
+"""Scenes with faces, drawn from a seed, to try out face detection without a data set.
 
 A face is an ellipse, about 1.3 times as tall as wide, with hair, eyes, a nose and a mouth, of any skin tone,
-lit from one side and turned a little. Between faces lie bare ellipses and boxes, some of a skin's colour, and
-behind it all is clutter. Scenes are of four kinds, as WIDER FACE has its events: few large faces, groups,
-crowds of dozens, down to a height of 4 pixels, and none at all.
+lit from one side and turned a little. Between faces there are plain ellipses and boxes, some in skin colours,
+and behind everything is clutter. There are four kinds of scenes, like WIDER FACE's events: few large faces,
+groups, crowds of dozens, down to a height of 4 pixels, and none at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
+from torchvision.ops import box_convert
 
+from polynl.data.config import Split
 from polynl.data.scenes import seed_of
 from polynl.tasks.face_detection.data import (
     BoxesOfImages,
     FaceImage,
     FaceTransform,
-    corners,
     event_and_name,
     face_sample,
 )
+from polynl.tasks.face_detection.metric import SUBSETS, Faces, GroundTruth
 
 SMALLEST = 4.0
-SUBSETS = {"easy": 25.0, "medium": 15.0, "hard": 5.0}
-"""The least height, in pixels, of a face that counts; each subset holds those before it.
+LEAST_HEIGHTS = dict(zip(SUBSETS, (25.0, 15.0, 5.0), strict=True))
+"""The least height, in pixels, of a face that counts in a subset; each subset contains those before it.
 
-WIDER FACE's subsets are officially by how well EdgeBox finds the faces; in its files that comes to heights of
-at least 50, 30 and 10 pixels, and of all faces that are so high 98 % belong. These are half of that.
+Officially WIDER FACE's subsets depend on how well EdgeBox finds a face. In its files that amounts to heights
+of at least 50, 30 and 10 pixels, which hold for 98 % of such faces. These are half of that.
 """
-# Scenes are drawn this many at a time, each chunk from a seed of its own, so that a scene depends on its
-# number and not on how many there are; and they are painted a few at a time, to spare memory.
+# Scenes are drawn in chunks, each from its own seed, so that a scene depends on its number and not on how
+# many there are; and they are painted a few at a time, to save memory.
 CHUNK, _PAINTED = 100, 10
 _MOST_PIXELS = 2**20
 
@@ -47,7 +49,7 @@ class Event:
     name: str
     share: float
     faces: tuple[int, int]
-    """How many are tried; those that would hide another are left out."""
+    """Range of the number of faces; those that would hide another are left out."""
     heights: tuple[float, float]
     """Fractions of the image's side; none is below `SMALLEST`."""
 
@@ -59,12 +61,12 @@ EVENTS = (
     Event("3--Empty", 0.05, (0, 0), (0.00, 0.50)),
 )
 _ANY_HEIGHT = 0.15
-"""So many faces have any height that there is, whatever the event."""
+"""Share of faces of any height, whatever the event."""
 _ASPECTS, _LARGEST_TURN = (1.15, 1.45), 0.3
 _DISTRACTORS, _CLUTTER = 10, 10
-# Smaller ones without features would look as faces do whose features are too small to see.
+# Smaller ones would look like faces whose features are too small to see.
 _SMALLEST_DISTRACTOR = 10.0
-# Of two boxes, so much of the smaller one may be hidden by the other.
+# How much of the smaller of two boxes the other one may hide.
 _HIDDEN = 0.2
 _FACE, _ELLIPSE, _BOX = range(3)
 _SKIN = ((0.98, 0.84, 0.74), (0.92, 0.74, 0.60), (0.80, 0.60, 0.45), (0.62, 0.43, 0.30), (0.40, 0.27, 0.19))
@@ -105,7 +107,7 @@ class Items:
         return torch.cat([self.centres - reach, self.centres + reach], 1)
 
     def of_scenes(self, first: int, end: int) -> Items:
-        """Those of some scenes, which are numbered from 0 then."""
+        """The items of some scenes, numbered from 0."""
         some = self[(self.scenes >= first) & (self.scenes < end)]
         return replace(some, scenes=some.scenes - first)
 
@@ -113,17 +115,8 @@ class Items:
         return Items(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
 
 
-class FaceTruth(NamedTuple):
-    """Faces by event and name of the image, in numpy's arrays."""
-
-    boxes: dict[tuple[str, str], Any]
-    """All of them, (n, 4): left and top edge, width, height."""
-    subsets: dict[str, dict[tuple[str, str], Any]]
-    """For each of `SUBSETS`, which of an image's faces count: places in its boxes, from 0 on."""
-
-
 class FaceScenes(Dataset[tuple[Tensor, dict[str, Any]]]):
-    """`count` scenes of one split, with samples as `FaceImages` has them; all are drawn when it is built.
+    """`count` scenes of one split, with samples like those of `FaceImages`; all are drawn at construction.
 
     >>> scenes = FaceScenes(4, size=96, split="val", seed=0, training=True)
     >>> image, target = scenes[0]
@@ -136,7 +129,7 @@ class FaceScenes(Dataset[tuple[Tensor, dict[str, Any]]]):
         count: int,
         *,
         size: int,
-        split: str,
+        split: Split,
         seed: int,
         training: bool,
         transform: FaceTransform | None = None,
@@ -156,29 +149,30 @@ class FaceScenes(Dataset[tuple[Tensor, dict[str, Any]]]):
         """All faces of every scene."""
         return [_valid(name, self._boxes[number]) for number, name in enumerate(self.names)]
 
-    def ground_truth(self) -> FaceTruth:
-        """What detections are compared with."""
-        images = {event_and_name(image.name): image.boxes for image in self.faces}
-        subsets = {
-            subset: {key: torch.where(boxes[:, 3] >= least)[0].numpy() for key, boxes in images.items()}
-            for subset, least in SUBSETS.items()
-        }
-        return FaceTruth({key: boxes.numpy() for key, boxes in images.items()}, subsets)
+    def ground_truth(self) -> GroundTruth:
+        """All faces, and those that count in each subset."""
+        return GroundTruth({event_and_name(image.name): _counted(image.boxes) for image in self.faces})
 
     def __len__(self) -> int:
         return len(self.names)
 
     def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Any]]:
         number = range(len(self))[index]
-        name, boxes = self.names[number], corners(self._boxes[number])
+        name, boxes = self.names[number], box_convert(self._boxes[number], "xywh", "xyxy")
         target = {"image_id": number, "name": name}
         return face_sample(
             self.images[number], boxes, target, training=self._training, transform=self._transform
         )
 
 
+def _counted(boxes: Tensor) -> Faces:
+    heights = boxes[:, 3]
+    counted = {subset: torch.where(heights >= least)[0].numpy() for subset, least in LEAST_HEIGHTS.items()}
+    return Faces(boxes.numpy(), counted)
+
+
 def draw_face_scenes(
-    count: int, *, size: int, split: str, seed: int
+    count: int, *, size: int, split: Split, seed: int
 ) -> Iterator[tuple[Tensor, list[FaceImage]]]:
     """The scenes of a split, (n, 3, size, size) as uint8, and their faces, a few at a time."""
     for first in range(0, count, CHUNK):
@@ -186,7 +180,7 @@ def draw_face_scenes(
         draw = _Draw(size, generator)
         events, clutter, items = draw.scenes(CHUNK)
         for start in range(0, min(CHUNK, count - first), _PAINTED):
-            # All of them are painted: the next ones are not to depend on how many are wanted.
+            # All are painted, so that the next ones do not depend on how many are wanted.
             pictures = draw.background(_PAINTED)
             _paint(pictures, clutter.of_scenes(start, start + _PAINTED))
             seen = items.of_scenes(start, start + _PAINTED)
@@ -199,8 +193,7 @@ def draw_face_scenes(
 
 
 def _face_image(faces: Items, scene: int, name: str) -> FaceImage:
-    left_top, right_bottom = faces[faces.scenes == scene].boxes.split(2, 1)
-    return _valid(name, torch.cat([left_top, right_bottom - left_top], 1))
+    return _valid(name, box_convert(faces[faces.scenes == scene].boxes, "xyxy", "xywh"))
 
 
 def _valid(name: str, boxes: Tensor) -> FaceImage:
@@ -218,7 +211,7 @@ class _Draw:
     generator: torch.Generator
 
     def scenes(self, count: int) -> tuple[list[int], Items, Items]:
-        """Places in `EVENTS`; what lies behind; and faces with things between them, hardly overlapping."""
+        """Places in `EVENTS`, the clutter behind, and faces and distractors that hardly overlap."""
         shares = torch.tensor([event.share for event in EVENTS])
         events = torch.multinomial(shares, count, replacement=True, generator=self.generator)
         fewest, most = torch.tensor([event.faces for event in EVENTS])[events].unbind(1)
@@ -239,7 +232,7 @@ class _Draw:
         return F.interpolate(patches, size=(self.size, self.size), mode="bilinear")
 
     def noise(self, count: int) -> Tensor:
-        """Of a strength that differs from scene to scene."""
+        """Noise whose strength differs from scene to scene."""
         strength = self._uniform(count, 1, 1, 1, low=0.01, high=0.06)
         return torch.randn(count, 3, self.size, self.size, generator=self.generator).mul_(strength)
 
@@ -273,7 +266,7 @@ class _Draw:
         angles: Tensor,
         colours: Tensor,
     ) -> Items:
-        """At places where they are whole, if they fit."""
+        """Items placed inside the image, if they fit."""
         count = len(scenes)
         widths = heights / self._uniform(count, low=aspects[0], high=aspects[1])
         radii = torch.stack([widths, heights], 1) / 2
@@ -285,7 +278,7 @@ class _Draw:
         return replace(centred, centres=centres)
 
     def _skin(self, count: int) -> Tensor:
-        """Between two tones, in any light."""
+        """Colours between two skin tones, in any light."""
         tones = torch.tensor(_SKIN)
         place = self._uniform(count) * (len(tones) - 1)
         lower = place.long().clamp(max=len(tones) - 2)
@@ -302,7 +295,7 @@ def _joined(one: Items, other: Items) -> Items:
 
 
 def _apart(faces: Items, others: Items, scene: int) -> Tensor:
-    """Places, in both of them joined, of a scene's items that hardly hide each other: large faces first."""
+    """Places, in faces then others, of a scene's items that hardly hide each other; large faces first."""
     (of_faces,) = torch.where(faces.scenes == scene)
     (of_others,) = torch.where(others.scenes == scene)
     of_faces = of_faces[faces.radii[of_faces, 1].argsort(descending=True, stable=True)]
@@ -321,11 +314,11 @@ def _apart(faces: Items, others: Items, scene: int) -> Tensor:
 
 
 def _paint(pictures: Tensor, items: Items) -> None:
-    """Paint into pictures (n, 3, h, w), larger ones over smaller ones; each in a window just around it."""
+    """Paint into pictures (n, 3, h, w), larger items over smaller ones, each in a window around it."""
     low, high = items.boxes.split(2, 1)
     # The corners of a box are outside of the ellipse's bounds, by this factor at most.
     sides = (high - low).amax(1) * torch.where(items.kinds == _BOX, 2**0.5, 1.0) + 3
-    # Few sizes of windows, so that many items share one, and none much larger than its item.
+    # Few window sizes, so that many items share one, and none much larger than its item.
     powers = 2 ** sides.log2().ceil()
     windows = torch.where(sides <= 0.75 * powers, 0.75 * powers, powers).long()
     for window in windows.unique().tolist():

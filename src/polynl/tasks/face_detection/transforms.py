@@ -1,66 +1,61 @@
-"""What is done to images with faces in training: square patches of random size and place."""
+"""Training augmentation for faces: square patches of random size and place."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from pydantic import AfterValidator, Field
 from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
+from polynl.config import Config, Positive, Probability, fractions
+
+
+class PatchConfig(Config):
+    """Square training patches."""
+
+    size: Positive = 640
+    """Side in pixels after resizing."""
+    scale: Annotated[tuple[float, float], AfterValidator(fractions)] = (0.3, 1.0)
+    """Side before resizing, as a fraction of the image's shorter side: [from, to]."""
+    distort: Probability = 0.5
+    """Probability of each colour distortion."""
+    min_face: float = Field(0.0, ge=0)
+    """Faces whose shorter side is below this number of pixels are left out."""
+
 
 class FacePatch:
-    """A square patch of random size and place, resized to `size`; its colours distorted, mirrored or not.
+    """A square patch of random size and place, resized, with colour distortion and flip.
 
-    The patch's side is a fraction of the image's shorter one, drawn evenly from `scale`, as RetinaFace has
-    it. A face is in it if the centre of its box is, and the box is clipped to the patch. A patch without a
-    face is drawn again, up to `attempts` patches in all, if the image has any; then it is taken as it is.
-
-    `distort` is the probability of each distortion (torchvision's RandomPhotometricDistort: brightness,
-    contrast, saturation, hue, order of channels), `flip` that of mirroring. Faces whose shorter side is below
-    `min_face` pixels once resized are left out, which is to say learnt as background.
+    As in RetinaFace, the patch's side is a fraction of the image's shorter side, drawn uniformly. A face is
+    in the patch if the centre of its box is; the box is clipped to the patch. If the image has faces and the
+    patch does not, it is drawn again, up to `attempts` times in all. Distortions are those of torchvision's
+    RandomPhotometricDistort: brightness, contrast, saturation, hue, order of channels. Faces that are left
+    out because they are small are learned as background.
 
     Everything is drawn from torch's global generator.
 
-    >>> patch = FacePatch(64, scale=(0.5, 0.5), distort=0.0, flip=0.0)
+    >>> patch = FacePatch(PatchConfig(size=64, scale=(0.5, 0.5), distort=0.0), flip=0.0)
     >>> image, boxes = patch(torch.zeros(3, 96, 128, dtype=torch.uint8), torch.tensor([[0.0, 0, 128, 96]]))
     >>> tuple(image.shape), boxes.tolist()
     ((3, 64, 64), [[0.0, 0.0, 64.0, 64.0]])
     """
 
-    def __init__(
-        self,
-        size: int = 640,
-        *,
-        scale: tuple[float, float] = (0.3, 1.0),
-        attempts: int = 50,
-        min_face: float = 0.0,
-        distort: float = 0.5,
-        flip: float = 0.5,
-    ) -> None:
-        if size < 1:
-            raise ValueError(f"size {size}: expected a number of pixels above 0.")
-        if not 0 < scale[0] <= scale[1] <= 1:
-            raise ValueError(
-                f"scale {scale}: expected two fractions above 0 and up to 1, the smaller one first."
-            )
-        if attempts < 1:
-            raise ValueError(f"attempts {attempts}: expected at least 1.")
-        if not min_face >= 0:
-            raise ValueError(f"min_face {min_face}: expected a number of pixels from 0 on.")
-        for name, value in (("distort", distort), ("flip", flip)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name} {value}: expected a probability.")
-        self.size, self.scale, self.attempts, self.min_face = size, scale, attempts, min_face
-        self._distort = v2.RandomPhotometricDistort(p=distort)
+    def __init__(self, options: PatchConfig, *, flip: float = 0.5, attempts: int = 50) -> None:
+        self.size, self.scale, self.min_face = options.size, options.scale, options.min_face
+        self.attempts = attempts
+        self._distort = v2.RandomPhotometricDistort(p=options.distort)
         self._flip = v2.RandomHorizontalFlip(flip)
 
     def __call__(self, image: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
-        """Of an image (3, h, w) and boxes (k, 4), left, top, right and bottom edge; boxes become float32."""
+        """Transform an image (3, h, w) and boxes (k, 4), xyxy, which become float32."""
         boxes = boxes.float()
         top, left, side, kept = self._patch(image, boxes)
         cropped = (functional.crop(part, top, left, side, side) for part in _as_tv(image, boxes[kept]))
-        # Before resizing: most patches are smaller than what they are resized to.
+        # Before resizing: most patches are enlarged.
         distorted = self._distort(*cropped)
         resized = (functional.resize(part, [self.size, self.size], antialias=True) for part in distorted)
         return _plain(*self._flip(*resized))

@@ -1,4 +1,4 @@
-"""Annotations in COCO's format, checked whole before anything is built on them."""
+"""Annotations in COCO's format, fully checked before use."""
 
 from __future__ import annotations
 
@@ -11,16 +11,10 @@ from typing import Any
 
 from pycocotools import mask as coco_mask
 
-from polynl.data.listed_files import check_there, leaves
+from polynl.data.annotation_files import FURTHEST, are_coordinates, check_there, leaves, shown
 from polynl.errors import SettingsError, near_matches
 from polynl.files import read_json
-from polynl.tasks.instance_segmentation.masks import (
-    FURTHEST,
-    are_coordinates,
-    encoded,
-    shown,
-    wrong_segmentation,
-)
+from polynl.tasks.instance_segmentation.masks import encoded, wrong_segmentation
 
 Entry = dict[str, Any]
 _LISTS = ("images", "annotations", "categories")
@@ -28,7 +22,7 @@ _LISTS = ("images", "annotations", "categories")
 
 @dataclass(frozen=True)
 class Annotations:
-    """What a file says of images and their objects, free of mistakes."""
+    """The checked content of an annotation file."""
 
     path: Path
     content: dict[str, Any]
@@ -38,7 +32,7 @@ class Annotations:
 
 
 def read_annotations(path: Path, folder: Path) -> Annotations:
-    """What `path` says of the images in `folder`, or a SettingsError that names the entry that is wrong."""
+    """The annotations of the images in `folder`; a SettingsError names the first wrong entry."""
     content = _loaded(path)
     categories = _by_id(path, "categories", content["categories"], _wrong_category)
     images = _by_id(path, "images", content["images"], _wrong_image)
@@ -50,7 +44,7 @@ def read_annotations(path: Path, folder: Path) -> Annotations:
         if "area" not in entry:
             entry["area"] = float(coco_mask.area(mask_of(entry, images[entry["image_id"]])))
     if 0 in annotations:
-        # COCOeval notes by its id which object a detection has matched, and 0 for none.
+        # COCOeval stores the id of the object that a detection matches, and 0 if there is none.
         annotations[0]["id"] = max(annotations) + 1
     return Annotations(path, content, {number: categories[number]["name"] for number in sorted(categories)})
 
@@ -61,7 +55,7 @@ def mask_of(entry: Entry, image: Entry) -> dict[str, Any]:
 
 
 def only(annotations: Annotations, names: Sequence[str]) -> Annotations:
-    """What is said of some categories, and of all images."""
+    """All images, with the objects of some categories only."""
     known = annotations.categories
     for name in names:
         if name not in known.values():
@@ -82,7 +76,7 @@ def only(annotations: Annotations, names: Sequence[str]) -> Annotations:
 def _loaded(path: Path) -> dict[str, list[Entry]]:
     content = read_json(path)
     if not isinstance(content, dict):
-        raise SettingsError(f"{path} holds {shown(content)}: expected an object with {_LISTS}.")
+        raise SettingsError(f"{path} contains {shown(content)}: expected an object with {_LISTS}.")
     for name in _LISTS:
         if not isinstance(content.get(name), list):
             found = f"{name!r} as {shown(content[name])}" if name in content else f"no {name!r}"
@@ -93,7 +87,7 @@ def _loaded(path: Path) -> dict[str, list[Entry]]:
 def _by_id(
     path: Path, name: str, entries: list[Any], wrong: Callable[[Entry], str | None]
 ) -> dict[int, Entry]:
-    """The entries of a list by their ids, each of them right."""
+    """The entries of a list by id, all of them checked."""
     known: dict[int, Entry] = {}
     for place, entry in enumerate(entries):
         mistake = _wrong_id(name, entry, known) or wrong(entry)

@@ -1,4 +1,4 @@
-"""Images with instances in COCO's format."""
+"""Images with object instances: in COCO's format, or scenes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -14,29 +15,33 @@ from pycocotools import mask as coco_mask
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
+from torchvision.ops import box_convert
 from torchvision.transforms import v2
 
+from polynl.data.config import Split
 from polynl.data.images import Unreadable, UnreadableImageError, read_for_detector, read_or_stand_in
+from polynl.data.scenes import CATEGORIES, Scenes
+from polynl.data.scenes_export import coco_content
 from polynl.errors import SettingsError
 from polynl.tasks.instance_segmentation.annotations import Annotations, Entry, mask_of
 
 _LARGEST_LABEL = 1000
-# In pixels: what is thinner may have no extent at all once it is mirrored or resized, in float32.
+# In pixels: a thinner box may have no extent once it is flipped or resized, in float32.
 _LEAST_EXTENT = 0.01
 _ASPECT_BINS = [2.0 ** (-1 + place / 3) for place in range(7)]
 
 
 class CocoImages(Dataset[Any]):
-    """Images and their objects, in order of ids: (image as uint8, target), as torchvision's reference has it.
+    """Images and their objects, in order of ids: (image as uint8, target), as in torchvision's reference.
 
-    A target has the `image_id`; in training also `boxes` (k, 4), left, top, right and bottom edge, `labels`
-    (k,) and `masks` (k, h, w), of what is no crowd and has a box of some width and height in the image.
+    A target has the `image_id`; in training also `boxes` (k, 4) as left, top, right and bottom edge, `labels`
+    (k,) and `masks` (k, h, w) of objects that are not crowds and whose box has some extent in the image.
 
-    Training leaves out images with no annotation, or whose boxes all have a side of at most 1; one that has
-    crowds only stays, with k = 0. In scoring all images stay.
+    Training leaves out images without annotations, or whose boxes all have a side of at most 1; one that has
+    only crowds stays, with k = 0. Scoring uses all images.
 
-    `on_bad_image` "stop": an image that cannot be decoded, or is not as large as the annotations say, raises;
-    "skip": an `Unreadable` stands in for it.
+    `on_bad_image` "stop": an image that cannot be decoded, or whose size the annotations contradict, raises;
+    "skip": it becomes an `Unreadable`.
     """
 
     def __init__(
@@ -68,12 +73,12 @@ class CocoImages(Dataset[Any]):
 
     @property
     def ground_truth(self) -> dict[str, Any]:
-        """What detections are compared with, in COCO's format."""
+        """The ground truth in COCO's format."""
         return self._annotations.content
 
     @property
     def aspect_ratios(self) -> list[float]:
-        """Width by height of every image, from the annotations."""
+        """Width ÷ height of every image, from the annotations."""
         return [image["width"] / image["height"] for image in self._images]
 
     def __len__(self) -> int:
@@ -82,7 +87,7 @@ class CocoImages(Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Any]] | Unreadable:
         entry = self._images[index]
         path = os.path.join(self._folder, entry["file_name"])
-        remedy = "Mend it, or take it out of the annotations"
+        remedy = "Fix it, or remove it from the annotations"
         image = read_or_stand_in(path, stops=self._stops, remedy=remedy, read=partial(self._read, entry))
         if isinstance(image, Unreadable):
             return image
@@ -104,7 +109,7 @@ class CocoImages(Dataset[Any]):
     def _instances(self, image: Entry) -> dict[str, Tensor]:
         objects = [entry for entry in self._objects.get(image["id"], []) if not entry["iscrowd"]]
         boxes = torch.tensor([entry["bbox"] for entry in objects], dtype=torch.float32).reshape(-1, 4)
-        boxes[:, 2:] += boxes[:, :2]
+        boxes = box_convert(boxes, "xywh", "xyxy")
         boxes[:, 0::2].clamp_(min=0, max=image["width"])
         boxes[:, 1::2].clamp_(min=0, max=image["height"])
         (kept,) = torch.where((boxes[:, 2:] - boxes[:, :2] > _LEAST_EXTENT).all(1))
@@ -113,10 +118,74 @@ class CocoImages(Dataset[Any]):
         return {"boxes": boxes[kept], "labels": labels, "masks": _masks(objects, image)}
 
 
+class SceneInstances(Dataset[tuple[Tensor, dict[str, Any]]]):
+    """`count` scenes, with samples as `CocoImages` has them for the files of `polynl data scenes`.
+
+    >>> scenes = SceneInstances(4, size=48, difficulty="easy", split="val", seed=0, training=True)
+    >>> image, target = scenes[0]
+    >>> tuple(image.shape), tuple(target["masks"].shape)
+    ((3, 48, 48), (3, 48, 48))
+    >>> [scenes.categories[number] for number in target["labels"].tolist()]
+    ['ring', 'disc', 'cue']
+    """
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        size: int,
+        difficulty: str,
+        split: Split,
+        seed: int,
+        training: bool,
+        flip: float = 0.5,
+    ) -> None:
+        self._scenes = Scenes(count, size=size, difficulty=difficulty, split=split, seed=seed)
+        self._training, self._flip = training, v2.RandomHorizontalFlip(flip)
+        self.categories: dict[int, str] = dict(enumerate(CATEGORIES, 1))
+
+    @cached_property
+    def ground_truth(self) -> dict[str, Any]:
+        """The ground truth in COCO's format."""
+        scenes = self._scenes
+        items = ((label, scenes.instances(number)) for number, label in enumerate(scenes.labels))
+        return coco_content(items, size=scenes.size)
+
+    @property
+    def aspect_ratios(self) -> list[float]:
+        """Width ÷ height of every image."""
+        return [1.0] * len(self)
+
+    def __len__(self) -> int:
+        return len(self._scenes)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Any]]:
+        number = range(len(self))[index]
+        image, _ = self._scenes[number]
+        target: dict[str, Any] = {"image_id": number}
+        if not self._training:
+            return image, target
+        # No scene is without objects: at any size the cue, at least, is large enough.
+        items = self._scenes.instances(number)
+        objects = {"boxes": items.boxes, "labels": items.categories + 1, "masks": items.masks.byte()}
+        return flipped(image, target | objects, self._flip)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The images of a split, and what the model's labels mean."""
+
+    images: CocoImages | SceneInstances
+    names: dict[int, str]
+    category_ids: dict[int, int]
+    left_out: frozenset[int] = frozenset()
+    """Categories of the file that are neither learned nor scored."""
+
+
 def flipped(
     image: Tensor, target: dict[str, Any], flip: v2.RandomHorizontalFlip
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Image, boxes and masks, all of them mirrored or none."""
+    """Image, boxes and masks, all of them flipped or none."""
     boxes = tv_tensors.BoundingBoxes(target["boxes"], format="XYXY", canvas_size=tuple(image.shape[1:]))
     parts = flip(tv_tensors.Image(image), boxes, tv_tensors.Mask(target["masks"]))
     image, boxes, masks = (part.as_subclass(Tensor) for part in parts)
@@ -124,7 +193,7 @@ def flipped(
 
 
 def aspect_groups(ratios: Sequence[float]) -> list[int]:
-    """Which images may share a batch: 8 groups of like width by height, as in torchvision's reference.
+    """Which images may share a batch: 8 groups of similar aspect ratio, as in torchvision's reference.
 
     >>> aspect_groups([0.4, 0.5, 0.99, 1.0, 1.5, 2.0])
     [0, 1, 3, 4, 5, 7]
@@ -142,7 +211,7 @@ def contiguous_labels(categories: Iterable[int]) -> dict[int, int]:
 
 
 def labels_by_id(categories: Mapping[int, str]) -> dict[int, int]:
-    """Every category's id as its label, as weights trained on COCO have it: 80 labels, up to 90."""
+    """Every category's id is its label, as in weights trained on COCO: 80 labels, up to 90."""
     for number, name in sorted(categories.items()):
         if not 1 <= number <= _LARGEST_LABEL:
             raise SettingsError(

@@ -1,39 +1,16 @@
-"""The ways in which COCO writes a mask, polygons and run lengths: what can be wrong with one, and its RLE."""
+"""COCO's masks, polygons or run lengths: check them and convert them to RLE."""
 
 from __future__ import annotations
 
-import math
-import reprlib
 from typing import Any
 
 from pycocotools import mask as coco_mask
 
-# pycocotools walks along a polygon pixel by pixel: what is far off takes for ever, or the process with it.
-FURTHEST = 1e6
-_NUMBERS = frozenset((int, float))
-
-_short = reprlib.Repr()
-_short.maxstring, _short.maxother, _short.maxlist = 100, 100, 8
-_short.maxlevel = 2
-
-
-def shown(value: Any) -> str:
-    """`value`, but not all of a long one."""
-    return _short.repr(value)
-
-
-def are_coordinates(values: list[Any]) -> bool:
-    """Whether these are numbers of pixels, not absurdly far from the image."""
-    return (
-        _NUMBERS.issuperset(map(type, values))
-        and min(values) > -FURTHEST
-        and max(values) < FURTHEST
-        and not math.isnan(sum(values))
-    )
+from polynl.data.annotation_files import FURTHEST, are_coordinates, shown
 
 
 def wrong_segmentation(segmentation: Any, height: int, width: int) -> str | None:
-    """What is wrong with the mask of an image, in words, or None."""
+    """What is wrong with the mask of an image, or None."""
     if isinstance(segmentation, dict):
         return _wrong_runs(segmentation, height, width)
     if not isinstance(segmentation, list) or not segmentation:
@@ -41,7 +18,7 @@ def wrong_segmentation(segmentation: Any, height: int, width: int) -> str | None
         return f"its segmentation is {shown(segmentation)}: {expected}"
     for place, polygon in enumerate(segmentation):
         expected = f"expected 6 coordinates, 8, 10, …, finite and below {FURTHEST:,.0f}"
-        # Of four numbers pycocotools makes a box.
+        # pycocotools takes four numbers for a box.
         if not isinstance(polygon, list) or len(polygon) < 6 or len(polygon) % 2:
             size = f" (of length {len(polygon)})" if isinstance(polygon, list) else ""
             return f"segmentation[{place}] is {shown(polygon)}{size}: {expected}"
@@ -52,21 +29,12 @@ def wrong_segmentation(segmentation: Any, height: int, width: int) -> str | None
 
 
 def encoded(segmentation: Any, height: int, width: int) -> dict[str, Any]:
-    """Polygons or run lengths, free of mistakes, as pycocotools' compressed RLE."""
+    """Correct polygons or run lengths as pycocotools' compressed RLE."""
     if isinstance(segmentation, list):
         return coco_mask.merge(coco_mask.frPyObjects(segmentation, height, width))
     if isinstance(segmentation["counts"], list):
         return coco_mask.frPyObjects(segmentation, height, width)
     return segmentation
-
-
-def as_text(rle: dict[str, Any]) -> dict[str, Any]:
-    """An RLE of pycocotools as JSON has it."""
-    counts = rle["counts"]
-    return {
-        "size": [int(side) for side in rle["size"]],
-        "counts": counts if isinstance(counts, str) else counts.decode(),
-    }
 
 
 def _wrong_runs(rle: dict[str, Any], height: int, width: int) -> str | None:
@@ -76,7 +44,7 @@ def _wrong_runs(rle: dict[str, Any], height: int, width: int) -> str | None:
     runs = _run_lengths(counts, height, width)
     if runs is None:
         return f"the counts in its segmentation are {shown(counts)}: expected run lengths, as list or text"
-    # Where they are fewer, COCOeval never comes to an end.
+    # COCOeval never ends on a sum that is too small.
     if sum(runs) != height * width or min(runs) < 0:
         return (
             f"the counts in its segmentation are {shown(counts)}, which sum to {sum(runs)}: expected "
@@ -86,7 +54,7 @@ def _wrong_runs(rle: dict[str, Any], height: int, width: int) -> str | None:
 
 
 def _run_lengths(counts: Any, height: int, width: int) -> list[int] | None:
-    """What counts, a list or COCO's text, stand for; None where they are neither."""
+    """The run lengths in counts, a list or COCO's text; None if they are neither."""
     if isinstance(counts, list):
         return counts if set(map(type, counts)) <= {int} else None
     if not isinstance(counts, str) or not counts:

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from pycocotools import mask as coco_mask
-from torch import Tensor
 
+from polynl.data.annotation_files import shown
 from polynl.errors import SettingsError
 from polynl.files import read_json, write_atomically
-from polynl.tasks.instance_segmentation.masks import as_text, encoded, shown, wrong_segmentation
+from polynl.tasks.detections import rle_as_text
+from polynl.tasks.instance_segmentation.masks import encoded, wrong_segmentation
 
-# An entry of a COCO results file: image_id, category_id, score, bbox [x, y, w, h], and where there are masks
+# An entry of a COCO results file: image_id, category_id, score, bbox [x, y, w, h] and, if there are masks,
 # segmentation, an RLE whose counts are text.
 Detection = dict[str, Any]
 
@@ -37,48 +37,19 @@ _SCORES: dict[str, tuple[slice | int, int]] = {
 
 @dataclass(frozen=True)
 class CocoEvaluation:
-    """Percent of COCO's AP: `scores` of all categories, and `by_category` the AP of each, by its name.
+    """COCO's AP in percent: `scores` over all categories, and the AP of each category by its name.
 
-    A score for which there is nothing to find is in neither.
+    A score without any object to find is in neither.
     """
 
     scores: dict[str, float]
     by_category: dict[str, dict[str, float]]
 
 
-def detections_of(
-    image_id: int,
-    boxes: Tensor,
-    labels: Tensor,
-    scores: Tensor,
-    masks: Tensor | None,
-    category_of: Mapping[int, int],
-) -> list[Detection]:
-    """What one of torchvision's detectors finds in an image, without the labels that are no category.
-
-    Boxes (k, 4) are corners x1, y1, x2, y2; masks (k, h, w) are bool.
-    """
-    kept = [place for place, label in enumerate(labels.tolist()) if label in category_of]
-    x1, y1, x2, y2 = boxes[kept].double().unbind(1)
-    found: list[Detection] = [
-        {"image_id": image_id, "category_id": category_of[label], "score": score, "bbox": box}
-        for label, score, box in zip(
-            labels[kept].tolist(),
-            scores[kept].tolist(),
-            torch.stack([x1, y1, x2 - x1, y2 - y1], 1).tolist(),
-            strict=True,
-        )
-    ]
-    if masks is not None:
-        for detection, rle in zip(found, _encoded(masks[kept]), strict=True):
-            detection["segmentation"] = rle
-    return found
-
-
 def coco_scores(
     ground_truth: Mapping[str, Any], detections: Sequence[Detection], image_ids: Iterable[int] | None = None
 ) -> dict[str, float]:
-    """`CocoEvaluation.scores`: box_ap, box_ap50, … box_ap_large, and mask_ap, … where there are masks."""
+    """`CocoEvaluation.scores`: box_ap, box_ap50, … box_ap_large, and mask_ap, … if there are masks."""
     return coco_evaluation(ground_truth, detections, image_ids).scores
 
 
@@ -87,10 +58,10 @@ def coco_evaluation(
 ) -> CocoEvaluation:
     """Score detections against the content of a COCO file, on all its images or on `image_ids`.
 
-    Boxes are scored from `bbox`, or around the masks where there is none; masks, where all annotations and
-    all detections have one, from `segmentation` alone. As in COCOeval, of detections with the same score in
-    an image the first counts as the better, and categories that the ground truth does not have are no
-    mistakes.
+    Boxes are scored from `bbox`, or from the mask's bounding box if there is none. Masks are scored, from
+    `segmentation` alone, if all annotations and all detections have one. As in COCOeval, the first of several
+    detections with the same score in an image counts as the better one, and categories that the ground truth
+    does not have are not counted as mistakes.
     """
     images = _images(ground_truth, detections, image_ids)
     truth = [annotation for annotation in ground_truth["annotations"] if annotation["image_id"] in images]
@@ -117,10 +88,10 @@ def write_detections(path: Path, detections: Sequence[Detection]) -> None:
 def read_detections(
     path: Path, ground_truth: Mapping[str, Any], *, left_out: Collection[int] = ()
 ) -> list[Detection]:
-    """Read a COCO results file of any program, or raise a SettingsError that names the first wrong entry.
+    """Read a COCO results file of any program; a SettingsError names the first wrong entry.
 
-    Polygons and run lengths that are no text become such; keys that COCO does not score are left out, as are
-    the detections of the categories in `left_out`, which the ground truth does not have.
+    Polygons and lists of run lengths become text. Keys that COCO does not score are dropped, and so are
+    detections of the categories in `left_out`, which the ground truth does not have.
     """
     entries = _read_list(path)
     images = {image["id"]: image for image in ground_truth["images"]}
@@ -141,14 +112,6 @@ def read_detections(
 # Scores
 
 
-def _encoded(masks: Tensor) -> list[dict[str, Any]]:
-    if masks.dtype != torch.bool or masks.ndim != 3:
-        raise ValueError(f"masks: expected bool (k, h, w), got {masks.dtype} {tuple(masks.shape)}.")
-    # pycocotools wants (h, w, k), column by column, which is (k, w, h) read backwards.
-    columns = masks.mT.contiguous().to(torch.uint8).cpu().numpy().T
-    return [as_text(rle) for rle in coco_mask.encode(columns)]
-
-
 def _images(
     ground_truth: Mapping[str, Any], detections: Sequence[Detection], image_ids: Iterable[int] | None
 ) -> dict[int, Any]:
@@ -160,7 +123,7 @@ def _images(
         ("detections have image_id", [detection["image_id"] for detection in detections]),
     ):
         if unknown := set(ids) - set(images):
-            raise SettingsError(f"{word} {min(unknown)}, which is no image of the ground truth.")
+            raise SettingsError(f"{word} {min(unknown)}, which is not an image of the ground truth.")
     return {number: images[number] for number in chosen}
 
 
@@ -181,10 +144,10 @@ def _precision(
     found: Sequence[Detection],
 ) -> np.ndarray[Any, Any]:
     """COCOeval's precision at (IoU threshold, recall, category, range of areas, most detections)."""
-    from faster_coco_eval import COCO, COCOeval_faster  # half a second, which other tasks need not wait for
+    from faster_coco_eval import COCO, COCOeval_faster  # takes half a second to import
 
     for annotation in truth:
-        # COCOeval_faster would take it for an object of no area, which is a small one.
+        # COCOeval_faster would count it as a small object, of area 0.
         if "area" not in annotation:
             raise SettingsError(f"annotation {annotation.get('id')} of the ground truth has no area.")
     data = {
@@ -202,12 +165,12 @@ def _precision(
 
 
 def _numbered(annotations: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Copies, which COCOeval may write to, with ids from 1: to it an object of id 0 is one never found."""
+    """Copies, which COCOeval may modify, with ids from 1: it never finds an object with the id 0."""
     return [{**annotation, "id": number} for number, annotation in enumerate(annotations, 1)]
 
 
 def _box(detection: Detection) -> Detection:
-    """As loadRes makes it: around the mask, with the area of the mask, where there is no box."""
+    """As in loadRes: without a box, the mask's bounding box and area."""
     if "bbox" in detection:
         box = detection["bbox"]
         return {"bbox": box, "area": box[2] * box[3]}
@@ -231,7 +194,7 @@ def _results(kind: str, found: Iterable[Detection]) -> list[Detection]:
 
 
 def _percent(name: str, precision: np.ndarray[Any, Any]) -> dict[str, float]:
-    """The mean where there was something to find, else nothing."""
+    """The mean over what there is to find, if anything."""
     found = precision[precision > -1]
     return {name: 100 * float(found.mean())} if found.size else {}
 
@@ -240,14 +203,14 @@ def _percent(name: str, precision: np.ndarray[Any, Any]) -> dict[str, float]:
 
 
 class _WrongError(Exception):
-    """What is wrong with an entry, for whoever knows its number."""
+    """What is wrong with an entry; the caller adds its number."""
 
 
 def _read_list(path: Path) -> list[Any]:
     entries = read_json(path)
     if not isinstance(entries, list):
         raise SettingsError(
-            f"{path} holds {shown(entries)}: expected a list of detections, as COCO's results files have it."
+            f"{path} contains {shown(entries)}: expected a list of detections, as in COCO's results files."
         )
     return entries
 
@@ -262,7 +225,7 @@ def _checked(entry: Any, images: Mapping[int, Any], categories: set[int]) -> Det
         "category_id": _known(entry, "category_id", categories, "categories"),
         "score": _score(entry),
     }
-    # Some programs write an empty list for what they do not have, and loadRes agrees.
+    # Some programs write an empty list instead of leaving a key out, and loadRes accepts that.
     box, segmentation = entry.get("bbox"), entry.get("segmentation")
     if box in (None, []) and segmentation in (None, []):
         raise _WrongError("there is neither a bbox nor a segmentation.")
@@ -279,7 +242,7 @@ def _known(entry: Mapping[str, Any], key: str, known: Container[int], kind: str)
         raise _WrongError(f"{key} is missing.")
     number = entry[key]
     if not _is_finite(number) or number not in known:
-        raise _WrongError(f"{key} {shown(number)} is none of the ground truth's {kind}.")
+        raise _WrongError(f"{key} {shown(number)} is not one of the ground truth's {kind}.")
     return int(number)
 
 
@@ -304,13 +267,13 @@ def _checked_box(box: Any) -> list[float]:
 def _checked_rle(segmentation: Any, height: int, width: int) -> dict[str, Any]:
     """The mask as an RLE whose counts are text.
 
-    What does not cover the image is refused, because COCOeval would never end on it.
+    A mask that does not cover the image is an error, because COCOeval would never end on it.
     """
     if wrong := wrong_segmentation(segmentation, height, width):
         raise _WrongError(f"{wrong}.")
-    return as_text(encoded(segmentation, height, width))
+    return rle_as_text(encoded(segmentation, height, width))
 
 
 def _is_finite(number: Any) -> bool:
-    """Whether it is a number, and none that is or becomes infinite."""
+    """Whether it is a number that is finite, also as a float."""
     return type(number) in (int, float) and abs(number) <= sys.float_info.max

@@ -1,139 +1,28 @@
-"""Instance segmentation: Mask R-CNN's losses, and COCO's AP of boxes and of masks."""
+"""Instance segmentation: Mask R-CNN's losses, COCO's AP of boxes and masks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, get_args
 
-from pydantic import Field, field_validator
 from torch import Tensor, nn
-from torchvision.models.detection import MaskRCNN, MaskRCNN_ResNet50_FPN_Weights
+from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
 
+from polynl.config import errors_at
+from polynl.data.config import Split
 from polynl.errors import SettingsError
-from polynl.tasks.base import Batch, DetectionScorer, DetectionTask, Images, PaperTable, readable
-from polynl.tasks.config import (
-    AnnotatedConfig,
-    DetectorConfig,
-    DrawnConfig,
-    Side,
-    Split,
-    TaskConfig,
-    built,
-    check_known,
-)
-from polynl.tasks.instance_segmentation.annotations import only, read_annotations
-from polynl.tasks.instance_segmentation.data import CocoImages, aspect_groups, contiguous_labels, labels_by_id
+from polynl.tasks.base import Batch, DetectionTask, Images, PaperTable
+from polynl.tasks.detections import Detections
+from polynl.tasks.instance_segmentation.config import InstanceSegmentationConfig
+from polynl.tasks.instance_segmentation.data import Loaded, aspect_groups
 from polynl.tasks.instance_segmentation.metric import (
     Detection,
     coco_scores,
-    detections_of,
     read_detections,
     write_detections,
 )
-from polynl.tasks.instance_segmentation.model import OWN_ARGUMENTS, mask_rcnn
-from polynl.tasks.instance_segmentation.scenes import SceneInstances
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """The images of a split, and what a label of the model means."""
-
-    images: CocoImages | SceneInstances
-    names: dict[int, str]
-    category_ids: dict[int, int]
-    left_out: frozenset[int] = frozenset()
-    """Categories of the file that are neither learned nor scored."""
-
-
-class MaskRCNNConfig(DetectorConfig):
-    """The detector."""
-
-    box_width: int = Field(1024, gt=0)
-    """Channels of the box head's two layers."""
-    mask_widths: Annotated[tuple[Side, ...], Field(min_length=1)] = (256, 256, 256, 256)
-    """Channels of the mask head's convolutions."""
-    anchor_sizes: tuple[Annotated[float, Field(gt=0)], ...] = (32, 64, 128, 256, 512)
-    """Sides of anchors in pixels of the resized image, one for each level of the pyramid."""
-    roi_scale: int = Field(224, gt=0)
-    """The side of a box that is looked at on the map of stride 16."""
-
-    @field_validator("detector_options")
-    @classmethod
-    def _known_detector_options(cls, options: dict[str, Any]) -> dict[str, Any]:
-        # A head is a module, which no file can say.
-        without = {*OWN_ARGUMENTS, "rpn_head", "self", "min_size", "max_size", "kwargs"}
-        check_known(options, MaskRCNN.__init__, without, "MaskRCNN")
-        return options
-
-
-class CocoConfig(AnnotatedConfig):
-    """Images on disk with annotations in COCO's format."""
-
-    source: Literal["coco"]
-    """Files as COCO has them."""
-    train: str = "train2017"
-    """Its folder of training images."""
-    val: str = "val2017"
-    """Its folder of images to score on."""
-    train_annotations: str = "annotations/instances_train2017.json"
-    """What is on the training images."""
-    val_annotations: str = "annotations/instances_val2017.json"
-    """What is on the images to score on."""
-    categories: Annotated[list[str], Field(min_length=1)] | None = None
-    """Names of those to learn and to score; all unless given."""
-    category_ids: Literal["keep", "renumber"] = "keep"
-    """keep: the model knows categories by their ids, as torchvision's COCO weights do; or from 1 on."""
-    group_by_aspect: bool = True
-    """In training, make batches of images of like shapes, so that little is padded."""
-
-    def load(self, split: Split) -> Loaded:
-        """All that the annotations of a split say, checked."""
-        file, folder = self.places(split)
-        everything = read_annotations(file, folder)
-        chosen = everything if self.categories is None else only(everything, self.categories)
-        if split == "val" and all(entry["iscrowd"] for entry in chosen.content["annotations"]):
-            raise SettingsError(f"{file} has no object to find, so nothing can be scored.")
-        labels = (labels_by_id if self.category_ids == "keep" else contiguous_labels)(chosen.categories)
-        images = CocoImages(
-            chosen,
-            folder,
-            labels=labels,
-            training=split == "train",
-            flip=self.flip,
-            on_bad_image=self.on_bad_image,
-        )
-        return Loaded(
-            images,
-            names={label: chosen.categories[category] for category, label in labels.items()},
-            category_ids={label: category for category, label in labels.items()},
-            left_out=frozenset(everything.categories.keys() - chosen.categories.keys()),
-        )
-
-
-class SceneInstancesConfig(DrawnConfig):
-    """Scenes drawn from a seed: nothing to download."""
-
-    flip: float = Field(0.5, ge=0, le=1)
-    """In training, the probability that an image is mirrored."""
-    group_by_aspect: bool = False
-    """All scenes are square."""
-
-    def load(self, split: Split) -> Loaded:
-        """The scenes of a split, drawn."""
-        images = SceneInstances(**self.drawn_from(split), training=split == "train", flip=self.flip)
-        return Loaded(images, images.categories, {label: label for label in images.categories})
-
-
-InstanceData = Annotated[CocoConfig | SceneInstancesConfig, Field(discriminator="source")]
-
-
-class InstanceSegmentationConfig(TaskConfig):
-    """Images with things in them, each with a box and a mask."""
-
-    model: MaskRCNNConfig = MaskRCNNConfig()
-    data: InstanceData
 
 
 class InstanceSegmentation(DetectionTask):
@@ -177,7 +66,7 @@ class InstanceSegmentation(DetectionTask):
 
     @classmethod
     def pretrained_labels(cls) -> dict[int, str]:
-        """Those of torchvision's COCO weights."""
+        """The categories of torchvision's COCO weights."""
         names = MaskRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"]
         return {number: name for number, name in enumerate(names) if number > 0}
 
@@ -191,7 +80,7 @@ class InstanceSegmentation(DetectionTask):
         return self._load("val").names if self._names is None else self._names
 
     def check(self, *, training: bool = True) -> None:
-        """The data and the weights are there, and the detector can be built."""
+        """Raise a SettingsError if data or weights are missing, or if the detector cannot be built."""
         self._data.check(training=training)
         if training:
             self._model.check_files()
@@ -201,8 +90,8 @@ class InstanceSegmentation(DetectionTask):
     def _check_categories(self) -> None:
         train, val = (self._load(split).names.items() for split in get_args(Split))
         for label, name in sorted(train ^ val):
-            where = "to train on" if (label, name) in train else "to score on"
-            raise SettingsError(f"category {label} ({name}) is only in the annotations of images {where}.")
+            where = "training" if (label, name) in train else "validation"
+            raise SettingsError(f"category {label} ({name}) is only in the {where} annotations.")
 
     def train_set(self) -> Images:
         """(image as uint8, boxes, labels and masks)."""
@@ -213,85 +102,49 @@ class InstanceSegmentation(DetectionTask):
         return self._load("val").images
 
     def groups(self) -> Sequence[int] | None:
-        """Images of like shapes, as torchvision's reference groups them."""
+        """Images of similar aspect ratio, grouped as in torchvision's reference."""
         if not self._data.group_by_aspect:
             return None
         return aspect_groups(self._load("train").images.aspect_ratios)
 
-    def collate(self, samples: Sequence[Any], *, training: bool) -> Batch:
-        """Images of any sizes, side by side."""
-        good, bad = readable(samples, training=training)
-        return Batch([image for image, _ in good], [target for _, target in good], bad)
-
     def model(self) -> nn.Module:
         """The detector, with an output for every label and for the background."""
-        return built(mask_rcnn, num_classes=max(self.labels()) + 1, **self._model.arguments())
+        with errors_at("model"):
+            return self._model.build(num_classes=max(self.labels()) + 1)
 
     def losses(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Of the proposals and of the two heads."""
+        """The losses of the proposals and of the two heads."""
         images = [image.float() / 255 for image in batch.images]
         return model(images, batch.targets)
 
-    def detect(self, model: nn.Module, images: Sequence[Tensor]) -> list[Mapping[str, Tensor]]:
-        """What the model, in eval mode, finds; masks are boolean."""
+    def detect(self, model: nn.Module, images: Sequence[Tensor]) -> list[Detections]:
+        """Boxes and masks."""
         found = model([image.float() / 255 for image in images])
-        return [{**one, "masks": one["masks"][:, 0] > 0.5} for one in found]
-
-    def scorer(self) -> DetectionScorer:
-        """COCO's AP."""
-        return CocoScorer(self)
-
-    def detections(self, model: nn.Module, batch: Batch) -> list[Detection]:
-        """What the model finds in a batch of the images to score on, as COCO's results files say it."""
-        found = self.detect(model, batch.images)
         return [
-            detection
-            for target, one in zip(batch.targets, found, strict=True)
-            for detection in detections_of(
-                target["image_id"],
-                one["boxes"],
-                one["labels"],
-                one["scores"],
-                one["masks"],
-                self._load("val").category_ids,
-            )
+            Detections(one["boxes"], one["scores"], one["labels"], one["masks"][:, 0] > 0.5) for one in found
         ]
 
-    def read_detections(self, path: Path) -> list[Detection]:
-        """A results file of COCO's format, of any program."""
+    def by_image(self, targets: Sequence[Any], found: Sequence[Detections]) -> dict[int, list[Detection]]:
+        """Entries of a COCO results file by image id."""
+        category_ids = self._load("val").category_ids
+        return {
+            target["image_id"]: one.coco_results(target["image_id"], category_ids)
+            for target, one in zip(targets, found, strict=True)
+        }
+
+    def read_detections(self, path: Path) -> dict[int, list[Detection]]:
+        """A COCO results file of any program."""
         val = self._load("val")
-        return read_detections(path, val.images.ground_truth, left_out=val.left_out)
+        found = {image["id"]: list[Detection]() for image in val.images.ground_truth["images"]}
+        for detection in read_detections(path, val.images.ground_truth, left_out=val.left_out):
+            found[detection["image_id"]].append(detection)
+        return found
 
-    def score_detections(
-        self, detections: Sequence[Detection], images: Sequence[int] | None = None
-    ) -> dict[str, float]:
-        """The AP on all images, or on those that are named."""
-        return coco_scores(self._load("val").images.ground_truth, detections, images)
+    def write_detections(self, path: Path, detections: Mapping[int, Sequence[Detection]]) -> None:
+        """A COCO results file."""
+        write_detections(path, list(chain.from_iterable(detections.values())))
 
-
-class CocoScorer:
-    """Collects detections; the first process puts them together and scores them."""
-
-    def __init__(self, task: InstanceSegmentation) -> None:
-        self._task = task
-        self._images: list[int] = []
-        self._found: list[Detection] = []
-
-    def update(self, model: nn.Module, batch: Batch) -> None:
-        """Take in what is found in a batch."""
-        self._images += [target["image_id"] for target in batch.targets]
-        self._found += self._task.detections(model, batch)
-
-    def share(self) -> tuple[list[int], list[Detection]]:
-        """The images, and what was found in them."""
-        return self._images, self._found
-
-    def compute(self, shares: Sequence[tuple[list[int], list[Detection]]]) -> dict[str, float]:
-        """The AP on the images of all processes."""
-        images = [image for images, _ in shares for image in images]
-        self._found = [detection for _, found in shares for detection in found]
-        return self._task.score_detections(self._found, images)
-
-    def save(self, path: Path) -> None:
-        """Write the detections as a results file of COCO's format; the first process has all of them."""
-        write_detections(path, self._found)
+    def score_detections(self, detections: Mapping[int, Sequence[Detection]]) -> dict[str, float]:
+        """COCO's AP."""
+        truth = self._load("val").images.ground_truth
+        return coco_scores(truth, list(chain.from_iterable(detections.values())), detections)

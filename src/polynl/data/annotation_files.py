@@ -1,0 +1,68 @@
+"""What annotation files say, checked: names of images, coordinates."""
+
+from __future__ import annotations
+
+import math
+import os
+import posixpath
+import reprlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from polynl.errors import SettingsError, shortened
+
+# pycocotools walks along a polygon pixel by pixel: one that is far off takes forever, or crashes.
+FURTHEST = 1e6
+_NUMBERS = frozenset((int, float))
+
+_short = reprlib.Repr()
+_short.maxstring, _short.maxother, _short.maxlist = 100, 100, 8
+_short.maxlevel = 2
+
+
+def shown(value: Any) -> str:
+    """`repr(value)`, shortened if it is long."""
+    return _short.repr(value)
+
+
+def are_coordinates(values: list[Any]) -> bool:
+    """Whether these are numbers of pixels, not absurdly far from the image."""
+    return (
+        _NUMBERS.issuperset(map(type, values))
+        and min(values) > -FURTHEST
+        and max(values) < FURTHEST
+        and not math.isnan(sum(values))
+    )
+
+
+def leaves(name: str) -> bool:
+    """Whether a path leads out of its folder, on any system.
+
+    >>> [leaves(name) for name in ("a/b.jpg", "../b.jpg", "/b.jpg", "C:\\\\b.jpg")]
+    [False, True, True, True]
+    """
+    parts = name.replace("\\", "/").split("/")
+    return not parts[0] or ".." in parts or parts[0][1:2] == ":" or "\0" in name
+
+
+def check_there(names: Iterable[str], folder: Path, *, annotations: Path) -> None:
+    """Raise a SettingsError if images that the annotations name are not in the folder.
+
+    Each folder is listed once: looking up many files one by one would take long.
+    """
+    parts = [posixpath.split(name) for name in names]
+    there: set[tuple[str, str]] = set()
+    try:
+        for below in {below for below, _ in parts}:
+            if (folder / below).is_dir() or not below:
+                with os.scandir(folder / below) as entries:
+                    there.update((below, entry.name) for entry in entries if entry.is_file())
+    except OSError as error:
+        raise SettingsError(f"folder {error.filename} of images cannot be read: {error.strerror}.") from None
+    missing = [posixpath.join(*part) for part in parts if part not in there]
+    if missing:
+        raise SettingsError(
+            f"{annotations}: {len(missing):,} of {len(parts):,} images are not in {folder}: "
+            f"{shortened(missing)}."
+        )

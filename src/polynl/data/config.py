@@ -1,0 +1,61 @@
+"""Options of images drawn from a seed, for recipes and for `polynl data scenes`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from polynl.config import Config, Positive, mistakes
+from polynl.errors import SettingsError
+
+Split = Literal["train", "val"]
+
+
+class DrawnConfig(Config):
+    """Images drawn from a seed: nothing to download."""
+
+    images: Positive = 2_000
+    """Number of training images."""
+    val_images: Positive = 200
+    """Number of validation images."""
+    size: Annotated[int, Field(ge=16)] = 64
+    """Side of an image in pixels."""
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Random seed of the images."""
+
+    def check(self, *, training: bool) -> None:
+        """Nothing can be missing."""
+
+    def drawn_from(self, split: Split) -> dict[str, Any]:
+        """What the images of a split depend on."""
+        count = self.images if split == "train" else self.val_images
+        return {"count": count, "size": self.size, "split": split, "seed": self.seed}
+
+
+class SceneOptions(DrawnConfig):
+    """Scenes whose label is a relation between distant objects."""
+
+    difficulty: Literal["easy", "medium", "hard"] = "medium"
+    """easy: two figures; medium: also distractors, turned and tinted; hard: three figures and more of all."""
+
+    def drawn_from(self, split: Split) -> dict[str, Any]:
+        """What the scenes of a split depend on."""
+        return {**super().drawn_from(split), "difficulty": self.difficulty}
+
+
+class SceneFiles(SceneOptions):
+    """Scenes to write to files."""
+
+    images: Positive = 1_000
+    size: Annotated[int, Field(ge=16, le=512)] = 128
+
+    def __init__(self, **options: Any) -> None:
+        try:
+            super().__init__(**options)
+        except ValidationError as error:
+            raise SettingsError(mistakes(error, type(self).model_fields, _option)) from None
+
+
+def _option(key: str) -> str:
+    return f"--{key.replace('_', '-')}"
