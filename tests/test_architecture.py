@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "data": {"data", "errors", "files"},
     "tasks": {"tasks", "data", "models", "insertion", "blocks", "errors", "files"},
     "results": {"results", "tasks", "train", "bench", "blocks", "errors", "files"},
-    "train": {"train", "tasks", "models", "environment", "errors", "files"},
+    "train": {"train", "tasks", "models", "blocks", "environment", "errors", "files"},
     "explain": {
         "explain",
         "train",

@@ -148,7 +148,16 @@ def test_weights_without_a_run_are_torchvisions(images: Path, tmp_path: Path, ca
     code, _, err = predict(capsys, tmp_path / "out", *words)
     assert code == 2
     assert f"there is no recipe.yaml beside {tmp_path / 'coco.pth'}: say with --recipe" in err
-    words += ["--recipe", "coco/resnet50_none", "--model.arch", "resnet18", "--model.mask-widths", "[8]"]
+    words += [
+        "--recipe",
+        "coco",
+        "--model.block",
+        "none",
+        "--model.arch",
+        "resnet18",
+        "--model.mask-widths",
+        "[8]",
+    ]
     words += ["--model.fpn-channels", 16, "--model.box-width", 16, "--model.min-size", 64, *UNSURE]
     code, _, err = predict(capsys, tmp_path / "out", *words)
     assert code == 0, err
@@ -186,7 +195,7 @@ def mistaken(folder: Path, images: Path, tmp_path: Path) -> dict[str, tuple[list
             f"--checkpoint: there is no file {folder}",
         ),
         "no detector": (
-            [images, *checkpoint, "--recipe", "scenes/poly_nl"],
+            [images, *checkpoint, "--recipe", "scenes"],
             "predict draws what detectors find, and classification finds no boxes.",
         ),
         "other labels": (

@@ -25,7 +25,7 @@ import yaml
 from PIL import Image
 
 from polynl.train.checkpoint import load_checkpoint
-from polynl.train.loading import ShuffledShare
+from polynl.train.loading import TrainSampler
 
 CLASSES, TRAIN_IMAGES, VAL_IMAGES = 6, 25, 13
 EPOCHS, BATCH, STEPS = 2, 4, 6
@@ -111,7 +111,7 @@ class Gate:
     @classmethod
     def at_step(cls, images: Path, *, epoch: int, step: int, batch: int = BATCH) -> Gate:
         """In front of a step, all of it counted from 0; of several processes, the last one waits for it."""
-        order = ShuffledShare(TRAIN_IMAGES, batch=batch, rank=0, processes=1, seed=0, epoch=epoch)
+        order = TrainSampler(TRAIN_IMAGES, batch=batch, rank=0, processes=1, seed=0, epoch=epoch)
         *_, (_, index) = list(order)[step]
         return cls(sorted((images / "train").rglob("*.png"))[index])
 

@@ -204,7 +204,7 @@ def test_classification_has_no_detections(option: str, tmp_path: Path, capsys: A
     words = [option, tmp_path / "x", *checkpoint]
     code, _, err = run(capsys, "evaluate", Path(__file__).with_name("tiny.yaml"), *words)
     assert code == 2
-    assert f"{option}: classification finds no boxes" in err
+    assert f"{option}: classification is not a detection task" in err
 
 
 def test_a_checkpoint_without_the_block_is_not_scored_as_one_with_it(
@@ -237,7 +237,7 @@ def test_nothing_to_find_on_what_could_be_read(
         capsys, "evaluate", learned / "recipe.yaml", "--checkpoint", learned / "last.pt", *words
     )
     assert code == 1
-    assert "on the images that could be read there is nothing to find." in err
+    assert "the validation images that can be read contain no objects." in err
 
 
 def test_a_checkpoint_is_scored_without_training_images(learned: Path, coco: Path, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from polynl.train.checkpoint import load_checkpoint
-from polynl.train.loading import Seeded, ShuffledShare, hash_seed
+from polynl.train.loading import SeededDataset, TrainSampler, hash_seed
 from polynl.train.recipe_file import load_recipe
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="named pipes, /proc and resource limits")
@@ -86,11 +86,11 @@ def exact(plain: Path) -> Weights:
     recipe = load_recipe(plain)
     task = recipe.build_task()
     torch.manual_seed(hash_seed(recipe.seed))
-    model, data = task.model().double().train(), Seeded(task.train_set(), recipe.seed)
+    model, data = task.model().double().train(), SeededDataset(task.train_set(), recipe.seed)
     momenta = {name: torch.zeros_like(weight) for name, weight in model.named_parameters()}
     for step in range(EPOCHS * STEPS):
         epoch = step // STEPS
-        order = ShuffledShare(len(task.train_set()), batch=BATCH, rank=0, processes=1, seed=0, epoch=epoch)
+        order = TrainSampler(len(task.train_set()), batch=BATCH, rank=0, processes=1, seed=0, epoch=epoch)
         batch = [data[key] for key in list(order)[step % STEPS]]
         pixels = torch.stack([image for image, _ in batch]).double() / 255
         mean, std = (torch.tensor(v)[:, None, None] for v in (task._data.mean, task._data.std))
@@ -187,7 +187,7 @@ def test_a_process_that_is_killed_is_started_again_and_nothing_is_lost(
     # With this recipe one process takes one image.
     code, _, err = run(capsys, "train", random, "--out", out, "--resume")
     assert code == 2
-    assert "was begun with 3 images a step, and these 1 processes would take 1" in err
+    assert "was started with 3 images per step, but these 1 processes would take 1" in err
 
 
 def test_torchrun_stopped_while_it_scores_loses_nothing(
@@ -217,7 +217,7 @@ def test_processes_whose_torchrun_was_killed_save_and_stop(
     assert all(map(alive, workers))
     gate.open()
     wait_for_end(workers)
-    assert_one_message(begun, "stopped since torchrun has ended")
+    assert_one_message(begun, "stopped because torchrun ended")
     state = load_checkpoint(tmp_path / "run" / "last.pt")
     assert (state["epoch"], state["step"]) == (0, 2)
 
@@ -237,9 +237,9 @@ def test_a_full_disk_stops_both_processes_with_one_message(
     ("keys", "restarts", "message"),
     [
         (["--model.norm", "sync", "--overwrite"], 0, "model.norm: sync needs GPUs"),
-        (["--batch", "5", "--overwrite"], 0, "batch: 5 images cannot be shared evenly by 2 processes"),
+        (["--batch", "5", "--overwrite"], 0, "batch: 5 images cannot be split evenly over 2 processes"),
         # What it is told to start again is a run of others.
-        ([], 1, "holds a run already"),
+        ([], 1, "already contains a run"),
     ],
 )
 def test_a_mistake_is_told_once_and_touches_nothing(

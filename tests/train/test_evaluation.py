@@ -104,7 +104,7 @@ def test_unreadable_images_are_counted_and_do_not_score(tmp_path: Path) -> None:
 
 def test_no_readable_image_at_all_is_an_error_and_no_score(tmp_path: Path) -> None:
     recipe = tiny(*broken_folder(tmp_path, bad=4))
-    with pytest.raises(RunStoppedError, match="none of the 4 images to score on can be read"):
+    with pytest.raises(RunStoppedError, match="none of the 4 validation images can be read"):
         evaluate(recipe.build_task(), random_model(recipe.build_task()), recipe, ALONE)
 
 
@@ -242,7 +242,7 @@ def test_scores_need_a_file(trained: Path, tmp_path: Path, capsys: Any) -> None:
     words = ["evaluate", trained / "recipe.yaml", "--checkpoint", trained / "last.pt", "--out", tmp_path]
     code, out, err = run(capsys, *words)
     assert (code, out) == (2, "")
-    assert "is a folder; give the name of a file." in err
+    assert "is a folder; expected a file." in err
 
 
 def test_a_checkpoint_must_be_named(capsys: Any) -> None:

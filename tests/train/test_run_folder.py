@@ -29,7 +29,7 @@ from polynl import cli
 from polynl.errors import SettingsError
 from polynl.train.loop import train
 from polynl.train.progress import Display, duration, epoch_line, summary
-from polynl.train.recipe_file import load_recipe, recipe_of
+from polynl.train.recipe_file import load_recipe, parse_recipe
 from polynl.train.run_folder import RunFolder
 
 # As many threads as the other tests have, or these would be left with others.
@@ -144,7 +144,7 @@ def test_a_line_an_epoch_and_a_summary_are_printed(finished: Finished) -> None:
     (top1,) = [line for line in table.splitlines() if "top1" in line]
     cells = [cell.strip() for cell in top1.split("│")]
     assert cells[1:4] == ["top1", f"{best['top1']:.4g}", f"{last['top1']:.4g}"]
-    assert "everything is in" in table
+    assert "results are in" in table
     assert "\x1b" not in finished.output, "there are no colours where there is no terminal"
 
 
@@ -254,7 +254,7 @@ def test_a_folder_with_a_run_is_not_overwritten_unasked(finished: Finished, caps
     before = {path: path.stat().st_mtime_ns for path in finished.folder.rglob("*")}
     code, _, err = run(capsys, "train", TINY, "--out", finished.folder)
     assert code == 2
-    assert "holds a run already: go on with it by --resume, replace it by --overwrite" in err
+    assert "already contains a run; continue it with --resume, replace it with --overwrite" in err
     assert {path: path.stat().st_mtime_ns for path in finished.folder.rglob("*")} == before
 
 
@@ -273,7 +273,7 @@ def test_one_run_has_one_recipe(finished: Finished, capsys: Any) -> None:
     words = ["train", TINY, *WORDS, "--optimizer.lr", "0.5", "--model.options.form", "gram", "--resume"]
     code, _, err = run(capsys, *words, "--out", finished.folder)
     assert code == 2
-    assert "was begun with another recipe, and one run has one:" in err
+    assert "was started with another recipe; it can only be continued as it was:" in err
     assert "  optimizer.lr: 0.05 → 0.5\n" in err
     assert "  model.options.form: None → gram\n" in err
     harmless = ["--workers", "0", "--threads", "1", "--checkpoint-every", "3", "--val-batch", "5"]
@@ -291,7 +291,7 @@ def test_a_start_that_failed_needs_no_overwrite(tmp_path: Path, capsys: Any) -> 
     words = ["train", TINY, "--out", tmp_path / "out", "--epochs", "1"]
     code, _, err = run(capsys, *words, "--batch", "30")
     assert code == 2
-    assert "batch: a step takes 30 images, and there are 20." in err
+    assert "batch: a step needs 30 images, but there are only 20." in err
     code, _, err = run(capsys, *words)
     assert (code, err) == (0, "")
 
@@ -301,7 +301,7 @@ def test_somebody_elses_recipe_is_not_overwritten(tmp_path: Path, capsys: Any) -
     file.write_text(TINY.read_text())
     code, _, err = run(capsys, "train", file, "--out", tmp_path)
     assert code == 2
-    assert "holds a run already" in err
+    assert "already contains a run" in err
     assert file.read_text() == TINY.read_text()
 
 
@@ -325,4 +325,4 @@ def test_skipped_images_are_told_and_noted(tmp_path: Path) -> None:
     assert "skipped: " in shown(console)
     assert "class0/1.png" in shown(console)
     assert "1 unreadable images skipped" in shown(console)
-    assert recipe_of(yaml.safe_load((tmp_path / "run/recipe.yaml").read_text()), "it") == recipe
+    assert parse_recipe(yaml.safe_load((tmp_path / "run/recipe.yaml").read_text()), "it") == recipe

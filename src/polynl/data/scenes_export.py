@@ -21,7 +21,7 @@ from torch import Tensor
 from torchvision.transforms.v2.functional import to_pil_image
 
 from polynl.data.scenes import CATEGORIES, CLASSES, DIFFICULTIES, SPLITS, Instances, draw_scenes
-from polynl.errors import RunStoppedError, SettingsError, chosen
+from polynl.errors import RunStoppedError, SettingsError, check_choices
 from polynl.files import write_atomically
 
 ANNOTATIONS = "annotations"
@@ -53,7 +53,7 @@ class SceneFiles:
                 raise SettingsError(
                     f"{option} {number}: expected a number from {known.start} to {known.stop - 1}."
                 )
-        chosen([self.difficulty], list(DIFFICULTIES), "difficulty")
+        check_choices([self.difficulty], list(DIFFICULTIES), "difficulty")
 
 
 def export_scenes(scenes: SceneFiles, out: Path, console: Console, *, overwrite: bool = False) -> None:
@@ -203,7 +203,7 @@ def _tell(scenes: SceneFiles, out: Path, missing: list[str], console: Console) -
     words = f"--data.size {scenes.size} --data.resize {scenes.size} --data.scale [1,1]"
     lines = [
         f"{scenes.images:,} scenes to train on and {scenes.val_images:,} to score on are in {out}.",
-        f"ImageFolder: polynl train folder/poly_nl --data.root {shlex.quote(str(out))} {words}",
+        f"ImageFolder: polynl train folder --data.root {shlex.quote(str(out))} {words}",
         f"COCO: {ANNOTATIONS}/instances_train.json is of the files in train/, instances_val.json in val/.",
     ]
     if missing:

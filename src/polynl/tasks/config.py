@@ -21,6 +21,8 @@ NO_ARCH_OPTIONS = {"block", "layers", "num_classes", "zero_init_residual", "norm
 
 Side = Annotated[int, Field(gt=0)]
 Split = Literal["train", "val"]
+# Marks keys that do not affect what a run learns, such as where its data is; they may change when it resumes.
+NEUTRAL: Any = {"affects_results": False}
 
 
 class Config(BaseModel):
@@ -130,7 +132,7 @@ class DetectorConfig(NetworkConfig):
 class AnnotatedConfig(Config):
     """Two folders of images, and for each a file that says what is on them."""
 
-    root: Path
+    root: Path = Field(json_schema_extra=NEUTRAL)
     """The folder that the others are in."""
     train: str
     """Its folder of training images."""
@@ -142,7 +144,7 @@ class AnnotatedConfig(Config):
     """What is on the images to score on."""
     flip: float = Field(0.5, ge=0, le=1)
     """In training, the probability that an image is mirrored."""
-    on_bad_image: Literal["stop", "skip"] = "stop"
+    on_bad_image: Literal["stop", "skip"] = Field("stop", json_schema_extra=NEUTRAL)
     """What to do about an image that cannot be decoded: stop with its path, or skip and count it."""
 
     def check(self, *, training: bool) -> None:

@@ -96,7 +96,7 @@ def test_folders_that_are_not_there(folders: tuple[Path, Path], capsys: Any, tmp
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("file/x.png", "cannot be written"), ("x.pdf", "is no name of a PNG")]
+    ("name", "expected"), [("file/x.png", "cannot be written"), ("x.pdf", "must end in .png")]
 )
 def test_curves_that_cannot_be_drawn(
     name: str, expected: str, folders: tuple[Path, Path], capsys: Any, tmp_path: Path

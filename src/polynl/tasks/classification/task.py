@@ -26,7 +26,16 @@ from polynl.models.classifiers import resnet
 from polynl.models.norms import freeze_norms
 from polynl.models.weights import fitting_weights
 from polynl.tasks.base import Batch, Images, PaperTable, Scorer, Task, readable
-from polynl.tasks.config import Config, DrawnConfig, NetworkConfig, Split, TaskConfig, built, check_file
+from polynl.tasks.config import (
+    NEUTRAL,
+    Config,
+    DrawnConfig,
+    NetworkConfig,
+    Split,
+    TaskConfig,
+    built,
+    check_file,
+)
 
 Deviation = Annotated[float, Field(gt=0)]
 
@@ -45,7 +54,7 @@ class ImageFolderConfig(Config):
 
     source: Literal["image_folder"]
     """Files in folders."""
-    root: Path
+    root: Path = Field(json_schema_extra=NEUTRAL)
     """The folder that has both splits."""
     train: str = "train"
     """Its folder of training images."""
@@ -59,7 +68,7 @@ class ImageFolderConfig(Config):
     """In training, the part of an image's area that a random crop takes, from and to."""
     flip: float = Field(0.5, ge=0, le=1)
     """In training, the probability that an image is mirrored."""
-    on_bad_image: Literal["stop", "skip"] = "stop"
+    on_bad_image: Literal["stop", "skip"] = Field("stop", json_schema_extra=NEUTRAL)
     """What to do about an image that cannot be decoded: stop with its path, or skip and count it."""
     mean: tuple[float, float, float] = IMAGENET_MEAN
     """Of red, green and blue from 0 to 1; the network sees (image - mean) / std."""

@@ -16,6 +16,7 @@ from torchvision.models.detection import RetinaNet
 from polynl.errors import SettingsError
 from polynl.tasks.base import Batch, DetectionScorer, DetectionTask, Images, PaperTable, readable
 from polynl.tasks.config import (
+    NEUTRAL,
     AnnotatedConfig,
     Config,
     DetectorConfig,
@@ -105,7 +106,7 @@ class WiderFaceConfig(AnnotatedConfig):
     """What is on the training images."""
     val_annotations: str = "wider_face_split/wider_face_val_bbx_gt.txt"
     """What is on the images to score on."""
-    ground_truth: Path | None = None
+    ground_truth: Path | None = Field(None, json_schema_extra=NEUTRAL)
     """The folder of the official .mat files, which say which faces are Easy, Medium and Hard.
 
     Without it all valid faces count as Hard, and there are no others.
