@@ -17,15 +17,17 @@ from polynl.reproduce.settings import ReproduceSettings
 
 # Imports that only `run` needs are made there: `polynl --help` need not load torch or matplotlib.
 
-# Without a metavar, tyro would show {None}|PATH.
+# tyro would show {None}|PATH, and (default: None) or (default: False) after every help text.
 File = Annotated[Path, arg(metavar="FILE")]
 Dir = Annotated[Path, arg(metavar="DIR")]
-OptionalFile = Annotated[Path | None, arg(metavar="FILE")]
-OptionalDir = Annotated[Path | None, arg(metavar="DIR")]
-OptionalPath = Annotated[Path | None, arg(metavar="PATH")]
-OptionalRecipe = Annotated[str | None, arg(metavar="RECIPE")]
+OptionalFile = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")]
+OptionalDir = Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")]
+OptionalPath = Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="")]
+OptionalRecipe = Annotated[str | None, arg(metavar="RECIPE", help_behavior_hint="")]
+OptionalModule = Annotated[str | None, arg(metavar="MODULE", help_behavior_hint="")]
+Flag = Annotated[bool, arg(help_behavior_hint="")]
 RecipeName = Annotated[Positional[str], arg(metavar="RECIPE")]
-Images = Annotated[Positional[tuple[Path, ...]], arg(metavar="IMAGE")]
+Images = Annotated[Positional[tuple[Path, ...]], arg(metavar="IMAGE …", help_behavior_hint="")]
 # Options of the recipe, which `polynl.cli` collects.
 Keys = Suppress[tuple[str, ...]]
 
@@ -54,14 +56,14 @@ class BenchNets(NetSettings):  # noqa: D101
 class BenchCompare:
     """Compare two runs of `polynl bench layers` or of `polynl bench nets`.
 
-    A change is marked if it exceeds the spread: the interquartile ranges of the two runs do not overlap.
+    A change is marked if the interquartile ranges of the two runs do not overlap.
     """
 
     first: Annotated[Positional[Path], arg(metavar="OLD")]
     """JSON file of the earlier run."""
     second: Annotated[Positional[Path], arg(metavar="NEW")]
     """JSON file of the later run."""
-    all: bool = False
+    all: Flag = False
     """Show every measurement, not only those that changed."""
 
     def run(self, console: Console) -> None:
@@ -75,20 +77,20 @@ class BenchCompare:
 class Train:
     """Train from a recipe, in one process or under torchrun.
 
-    polynl train RECIPE [--key value …]: every key of the recipe can be overridden, as in --optimizer.lr 0.2
-    or --model.block none; --list-keys shows them all. The recipes that come with polynl are found by name:
-    polynl train scenes.
+    Recipes that come with polynl are found by name. Every key can be overridden:
+      polynl train scenes --model.block none --optimizer.lr 0.004
+      polynl train my.yaml --data.root DIR --out runs/mine
     """
 
     recipe: RecipeName
     """Recipe file or name; must come first."""
     out: OptionalDir = None
-    """Folder of the run (default: runs/<recipe>/<block>-<placement>)."""
-    resume: bool = False
+    """Folder of the run (default: runs/<recipe>/<block>-<placement>)"""
+    resume: Flag = False
     """Resume from the last checkpoint in --out, if there is one."""
-    overwrite: bool = False
+    overwrite: Flag = False
     """Replace the run in --out."""
-    list_keys: bool = False
+    list_keys: Flag = False
     """List the keys of the recipe with their values and meanings, and exit."""
     keys: Keys = ()
 
@@ -109,22 +111,22 @@ class Train:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Score a checkpoint on the validation images of a recipe, in one process or under torchrun.
+    """Score a checkpoint on the validation images of a recipe.
 
-    polynl evaluate RECIPE --checkpoint FILE [--key value …]: every key of the recipe can be overridden, as
-    for polynl train.
+    It can run under torchrun. Keys of the recipe can be overridden:
+      polynl evaluate scenes --checkpoint FILE --data.val-images 5000
     """
 
     recipe: RecipeName
     """Recipe file or name, such as the recipe.yaml in the folder of a run; must come first."""
     checkpoint: OptionalFile = None
-    """Checkpoint to score: of polynl train, or weights as safetensors or a state dict."""
+    """Checkpoint of polynl train to score, or weights as safetensors or a state dict."""
     out: OptionalFile = None
     """Write the scores to this JSON file."""
     save_detections: OptionalPath = None
     """Save all detections: to a JSON file of COCO results, for faces to a folder of text files."""
     detections: OptionalPath = None
-    """Score saved detections, of any program, instead of a checkpoint."""
+    """Score detections saved like this, by any program, instead of a checkpoint."""
     keys: Keys = ()
 
     def run(self, console: Console) -> None:
@@ -149,7 +151,7 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class EvaluateFaces:
-    """Score face detections of any program as WIDER FACE does: AP of Easy, Medium and Hard faces."""
+    """Score face detections as WIDER FACE does: AP of Easy, Medium and Hard faces."""
 
     predictions: Annotated[Positional[Path], arg(metavar="DIR")]
     """Folder with a file EVENT/IMAGE.txt per image: its name, a count, and lines of x y w h score."""
@@ -157,8 +159,8 @@ class EvaluateFaces:
     """Folder with the official wider_face_val.mat and wider_{easy,medium,hard}_val.mat."""
     curves: File = Path("wider_face.png")
     """PNG file for the three precision–recall curves."""
-    partial: bool = False
-    """Score only the images that have predictions, instead of requiring all."""
+    partial: Flag = False
+    """Score only images that have predictions, instead of requiring all of them."""
 
     def run(self, console: Console) -> None:
         """See :func:`polynl.tasks.face_detection.metric.wider_face_evaluation`."""
@@ -182,9 +184,10 @@ class EvaluateFaces:
 
 @dataclass(frozen=True)
 class Predict:
-    """Run a trained detector on images: draw boxes, masks and labels, and write the detections as JSON.
+    """Detect objects in images: draw boxes, masks and labels, and write JSON.
 
-    polynl predict IMAGE … --checkpoint FILE. Keys of the recipe can be overridden, as for polynl train.
+    Keys of the recipe can be overridden, as for polynl train:
+      polynl predict photos/ --checkpoint runs/coco/poly_nl-res4/best.pt
     """
 
     images: Images
@@ -216,35 +219,38 @@ class Predict:
 
 @dataclass(frozen=True)
 class Explain:
-    """Draw what networks look at in images: Grad-CAM, feature norms of a block, and influence maps.
+    """Draw what networks look at: Grad-CAM, feature norms and influence maps.
 
-    polynl explain IMAGE … --checkpoint A --checkpoint B, or --model torchvision/resnet50 --weights FILE
-    --insert poly_nl@layer3.5. Keys of the checkpoints' recipes can be overridden, as for polynl train.
+    Keys of the checkpoints' recipes can be overridden, as for polynl train:
+      polynl explain photo.jpg --checkpoint FILE --checkpoint ANOTHER
+      polynl explain photo.jpg --model torchvision/resnet50 --weights FILE
     """
 
     images: Images
     """Image files, or folders of them; must come first."""
-    checkpoint: Annotated[UseAppendAction[tuple[Path, ...]], arg(metavar="FILE")] = ()
+    checkpoint: Annotated[UseAppendAction[tuple[Path, ...]], arg(metavar="FILE", help_behavior_hint="")] = ()
     """Checkpoint or weights in the folder of a run; repeat it to compare several."""
     recipe: OptionalRecipe = None
     """Recipe the checkpoints were trained with (default: recipe.yaml next to each)."""
-    model: Annotated[str | None, arg(metavar="LIBRARY/NAME")] = None
-    """Network to explain: torchvision/NAME or timm/NAME."""
+    model: Annotated[str | None, arg(metavar="LIBRARY/NAME", help_behavior_hint="")] = None
+    """Network of torchvision or timm to explain."""
     weights: OptionalFile = None
     """Weights for --model, as safetensors or a state dict (default: random weights)."""
-    insert: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="BLOCK@MODULE")] = ()
+    insert: Annotated[
+        UseAppendAction[tuple[str, ...]], arg(metavar="BLOCK@MODULE", help_behavior_hint="")
+    ] = ()
     """Insert a block before a module of --model; repeat it for more blocks."""
-    stride_in_1x1: bool = False
+    stride_in_1x1: Flag = False
     """Downsample in the 1×1 convolution of --model's bottlenecks, as some ResNet weights require."""
-    target: Annotated[str | None, arg(metavar="CLASS")] = None
+    target: Annotated[str | None, arg(metavar="CLASS", help_behavior_hint="")] = None
     """For classifiers: class to explain, by name or number (default: the predicted class)."""
-    position: Annotated[tuple[float, float] | None, arg(metavar="X Y")] = None
+    position: Annotated[tuple[float, float] | None, arg(metavar="X Y", help_behavior_hint="")] = None
     """Pixel whose influence map to draw (default: where Grad-CAM is highest)."""
-    detection: Annotated[int | None, arg(metavar="NUMBER")] = None
+    detection: Annotated[int | None, arg(metavar="NUMBER", help_behavior_hint="")] = None
     """For detectors: the detection to explain, counted from 0 (default: the highest-scoring)."""
-    block: Annotated[str | None, arg(metavar="MODULE")] = None
+    block: OptionalModule = None
     """Block for feature norms and influence, by the module it is inserted at (default: the first)."""
-    layer: Annotated[str | None, arg(metavar="MODULE")] = None
+    layer: OptionalModule = None
     """Module whose output Grad-CAM uses (default: the last one with more than one position)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to compute on."""
@@ -284,12 +290,12 @@ class Explain:
 
 @dataclass(frozen=True)
 class Report:
-    """Write a report of runs as one HTML page, which works offline.
+    """Write a report of runs: one HTML page, which works offline.
 
-    Takes any number of folders of polynl reproduce, polynl train and polynl bench, in any combination.
+    Takes folders of polynl reproduce, polynl train and polynl bench, in any mix.
     """
 
-    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR")]
+    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR …", help_behavior_hint="")]
     """Folders of the runs."""
     out: File = Path("report.html")
     """File to write."""
@@ -315,9 +321,9 @@ class Reproduce(ReproduceSettings):  # noqa: D101
 
 @dataclass(frozen=True)
 class DataScenes:
-    """Write drawn scenes to files, as an ImageFolder and as a COCO data set with boxes and masks.
+    """Write drawn scenes to files: an ImageFolder that is a COCO data set as well.
 
-    The same options always give the same bytes, and the same scenes as `data.source: scenes` in a recipe.
+    The scenes are those that `data.source: scenes` draws with the same options.
     """
 
     out: Dir
@@ -332,7 +338,7 @@ class DataScenes:
     """easy: two figures; medium: plus distractors, rotation and tint; hard: three figures, more of it all."""
     seed: int = 0
     """Random seed of the scenes."""
-    overwrite: bool = False
+    overwrite: Flag = False
     """Replace the scenes in --out."""
 
     def run(self, console: Console) -> None:

@@ -27,6 +27,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import polynl
 from polynl import cli
 from polynl.errors import SettingsError
+from polynl.train.config import neutral_keys
 from polynl.train.loop import train
 from polynl.train.progress import Display, duration, epoch_line, summary
 from polynl.train.recipe_file import load_recipe, parse_recipe
@@ -278,6 +279,20 @@ def test_one_run_has_one_recipe(finished: Finished, capsys: Any) -> None:
     assert "  model.options.form: None → gram\n" in err
     harmless = ["--workers", "0", "--threads", "1", "--checkpoint-every", "3", "--val-batch", "5"]
     assert run(capsys, "train", TINY, *WORDS, *harmless, "--out", finished.folder, "--resume")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("scenes", set()),
+        ("imagenet", {"data.root", "data.on_bad_image"}),
+        ("coco", {"data.root", "data.on_bad_image"}),
+        ("wider_face", {"data.root", "data.on_bad_image", "data.ground_truth"}),
+    ],
+)
+def test_keys_that_may_change_when_a_run_resumes(name: str, expected: set[str]) -> None:
+    always = {"workers", "threads", "device", "checkpoint_every", "val_batch"}
+    assert neutral_keys(load_recipe(name)) == always | expected
 
 
 @pytest.mark.parametrize("content", ["[", "- 1", "task: nothing", "\xff"])
