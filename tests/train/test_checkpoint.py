@@ -1,4 +1,4 @@
-"""Checkpoints: what goes in comes out, damage is found, and nothing in a file is ever run."""
+"""Checkpoints: round trip, detection of damage, and no execution of code in a file."""
 
 from __future__ import annotations
 

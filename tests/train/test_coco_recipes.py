@@ -1,4 +1,4 @@
-"""The recipes for COCO and for scenes with instances say the paper's run, and can be built."""
+"""The recipes for COCO and for scenes with instances match the paper's run and can be built."""
 
 from __future__ import annotations
 

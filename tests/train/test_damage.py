@@ -1,4 +1,4 @@
-"""A damaged checkpoint, a full disk or a loss that is no number stops a run, and costs nothing."""
+"""A damaged checkpoint, a full disk or a NaN loss stops a run without losing its progress."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_the_last_checkpoint_before_a_loss_that_is_no_number_is_good(
 
 
 def test_weights_that_are_no_numbers_are_not_saved(recipe: Path, tmp_path: Path, capsys: Any) -> None:
-    """A step can make them of a loss that is a number; the next loss would tell too late."""
+    """A step can produce them from a finite loss; the next loss would show it too late."""
     keys = ["--optimizer.lr", "1e38", "--optimizer.weight-decay", "1000", "--checkpoint-every", "1"]
     code, _, err = run(capsys, "train", recipe, "--out", tmp_path, *keys)
     assert code == 1

@@ -1,4 +1,4 @@
-"""Processes of torchrun learn what one learns, and what happens to one of them costs nothing."""
+"""Several processes learn what one learns, and survive the failure of one of them."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ Weights = dict[str, Tensor]
 
 @pytest.fixture(scope="module")
 def plain(images: Path) -> Path:
-    """Nothing in it depends on who has which image."""
+    """A recipe whose result does not depend on which process has which image."""
     model = {"arch": "small_resnet", "arch_options": {"width": 4}, "norm": "frozen"}
     return write_recipe(images.parent / "plain.yaml", images, model=model, optimizer={"lr": 0.01})
 
 
 @pytest.fixture(scope="module")
 def random(images: Path) -> Path:
-    """Every process has its own dropout, its own batch statistics and its own share of a batch.
+    """Every process has its own dropout, batch statistics and share of a batch.
 
     It is for three of them: the sum of two gradients is the same in either order.
     """
@@ -56,7 +56,7 @@ def random(images: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def plain_by_two(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As a user starts it."""
+    """Started as a user would."""
     folder = tmp_path_factory.mktemp("plain")
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
     done = Runner(folder).command(*torchrun, "-m", "polynl", "train", plain, "--out", folder / "run")
@@ -82,7 +82,7 @@ def plain_by_one(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def exact(plain: Path) -> Weights:
-    """What the recipe says, in float64 and in so many words."""
+    """The recipe's training written out, in float64."""
     recipe = load_recipe(plain)
     task = recipe.build_task()
     torch.manual_seed(hash_seed(recipe.seed))
@@ -113,7 +113,7 @@ def error(folder: Path, exact: Weights) -> float:
 def held(
     runner: Runner, recipe: Path, images: Path, folder: Path, *, epoch: int, step: int
 ) -> tuple[Started, Gate, list[int]]:
-    """Two processes that train in `folder`/run and wait in front of a step; their ids come last."""
+    """Two processes that train in `folder`/run and wait before a step, and their ids."""
     gated = copied(images, folder / "images")
     gate = Gate.at_step(gated, epoch=epoch, step=step)
     begun = runner.torchrun("train", recipe, "--out", folder / "run", "--data.root", gated)
@@ -122,7 +122,7 @@ def held(
 
 
 def assert_one_message(run: Started, message: str, *, times: int = 1) -> None:
-    """The first process says it, each time they are started; all else is torchrun's."""
+    """Only the main process prints it, once per start; everything else is torchrun's."""
     ours = [line for line in run.complaints.splitlines() if line.startswith("polynl:")]
     assert len(ours) == times, run.complaints
     assert all(message in line for line in ours), run.complaints

@@ -25,7 +25,7 @@ ALONE = Processes(0, 1, torch.device("cpu"))
 
 
 def random_model(task: Task) -> nn.Module:
-    """A network that finds every image another."""
+    """A network that gives every image a different answer."""
     torch.manual_seed(1)
     model = task.model()
     model(100 * torch.randn(8, 3, 16, 16))
@@ -33,7 +33,7 @@ def random_model(task: Task) -> nn.Module:
 
 
 def by_hand(model: nn.Module, recipe: Recipe, k: int) -> float:
-    """Percent of images whose class is among the k likeliest, one image after the other."""
+    """Percent of images whose class is among the k likeliest, image by image."""
     right, data = 0, recipe.build_task().val_set()
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (recipe.data.mean, recipe.data.std))
     with torch.no_grad():
@@ -186,7 +186,7 @@ def test_skipped_images_are_told_and_written(tmp_path: Path, capsys: Any) -> Non
 
 @pytest.fixture(scope="module")
 def wrong(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> Path:
-    """A folder of files that are no weights of the network."""
+    """A folder of files that do not contain the network's weights."""
     folder = tmp_path_factory.mktemp("wrong")
     whole, safe = (trained / name for name in ("last.pt", "last.safetensors"))
     (folder / "cut.pt").write_bytes(whole.read_bytes()[:-1000])

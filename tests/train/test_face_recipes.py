@@ -1,4 +1,4 @@
-"""The recipes for WIDER FACE and for faces that are drawn say the paper's run, and can be built."""
+"""The recipes for WIDER FACE and for drawn faces match the paper's run and can be built."""
 
 from __future__ import annotations
 

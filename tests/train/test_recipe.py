@@ -1,4 +1,4 @@
-"""Recipes: those that polynl brings along, how files build on each other, and keys on the command line."""
+"""Recipes: those that come with polynl, files that build on others, and keys on the command line."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def images(tmp_path: Path) -> Path:
     return image_folder(tmp_path / "images", classes=2, images=1)
 
 
-# The recipes that polynl brings along
+# The recipes that come with polynl
 
 
 @pytest.mark.parametrize("name", NAMES)

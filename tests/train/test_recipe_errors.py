@@ -1,4 +1,4 @@
-"""A mistake in a recipe gets a few lines that name the key, exit code 2, and leaves nothing on the disk."""
+"""A mistake in a recipe gives a short message with the key and exit code 2, and leaves no files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _nothing_trains(monkeypatch: Any) -> None:
 
 
 def refused(capsys: Any, folder: Path, *words: object) -> str:
-    """What is said; `folder` must stay as it is."""
+    """The error message; `folder` must be left unchanged."""
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     code, out, err = run(capsys, *words)
     assert (code, out) == (2, "")

@@ -1,4 +1,4 @@
-"""The folder of a run, and what a run shows."""
+"""The folder of a run, and its display."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Finished:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """One run from the command line, with everything that it left."""
+    """One run from the command line, with its output and files."""
     folder, output = tmp_path_factory.mktemp("out of") / "my run", io.StringIO()
     command = ["train", str(TINY), *WORDS, "--out", str(folder)]
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(output):
@@ -182,7 +182,7 @@ def test_the_bar_shows_how_far_the_run_is_and_how_long_it_will_take() -> None:
 
 
 class Noting(Display):
-    """Keeps what is shown."""
+    """Records what is shown."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -248,7 +248,7 @@ def test_the_summary_names_the_best_epoch_not_the_last() -> None:
     assert re.search(r"top1 +│ +50 +│ +40", shown(console))
 
 
-# Beginning, going on and beginning anew
+# Start, resume and overwrite
 
 
 def test_a_folder_with_a_run_is_not_overwritten_unasked(finished: Finished, capsys: Any) -> None:

@@ -1,4 +1,4 @@
-"""Which process sees which image when."""
+"""Samplers: which process reads which image in which step."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_scoring_takes_every_image_exactly_once(length: int, batch: int, process
 
 
 class Noise(torch.utils.data.Dataset[torch.Tensor]):
-    """An image that is all augmentation."""
+    """A data set whose images consist of augmentation only."""
 
     def __len__(self) -> int:
         return 5

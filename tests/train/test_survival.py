@@ -1,4 +1,4 @@
-"""A run that is stopped or killed goes on as if nothing had happened."""
+"""A run that is stopped or killed resumes exactly: bit for bit as if undisturbed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from real_runs import (
     outcome,
 )
 
-from polynl.train import interruption
+from polynl.train import processes
 from polynl.train.checkpoint import load_checkpoint
 from polynl.train.processes import StopRequest
 
@@ -80,7 +80,7 @@ def test_a_signal_that_is_passed_on_counts_once_and_a_later_one_ends_the_process
         for _ in range(3):  # `timeout`, torchrun and others send what their group has got already
             signal.raise_signal(signal.SIGINT)
         assert interrupted.signal == signal.SIGINT
-        monkeypatch.setattr(interruption, "AGAIN", 0.0)
+        monkeypatch.setattr(processes, "SECOND_SIGNAL_AFTER", 0.0)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
@@ -125,7 +125,7 @@ def test_a_run_killed_again_and_again_ends_as_if_it_never_was(
         assert f"another process is training in {out}" in second.complaints
         assert_short(second.complaints)
         begun.send(signal.SIGKILL)
-        # From here on the folder is free, though processes that read images are still there.
+        # Now the folder is unlocked, although data loading workers are still alive.
         assert begun.wait() == KILLED
         assert (at(out / "last.pt") if kept else (out / "last.pt").exists()) == (kept or False)
     resumed = runner.polynl(*words, "--resume")
