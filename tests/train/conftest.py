@@ -45,7 +45,7 @@ def undisturbed(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def stopped(recipe: Path, images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run stopped in its second epoch: last.pt is from its third step, previous.pt from the epoch before."""
+    """A run stopped in epoch 2: last.pt is from its third step, previous.pt from the end of epoch 1."""
     folder = tmp_path_factory.mktemp("stopped")
     runner, gated = Runner(folder), copied(images, folder / "images")
     gate = Gate.at_step(gated, epoch=1, step=2)
