@@ -295,7 +295,7 @@ MISTAKES: dict[str, tuple[Words, str]] = {
     "an image that is none": (lambda r, i, t: [r["none"], *RESNET], "1 of 1 images could not be read"),
     "a mistyped option": (lambda r, i, t: [i, *RESNET, "--positoin", 3], "Did you mean --position"),
     "no checkpoint": (lambda r, i, t: [i, "--checkpoint", t / "x.pt"], "--checkpoint: there is no file"),
-    "no recipe": (lambda r, i, t: [i, "--checkpoint", i / "a.png"], "there is no recipe.yaml beside"),
+    "no recipe": (lambda r, i, t: [i, "--checkpoint", i / "a.png"], "there is no recipe.yaml next to"),
     "another model": (
         lambda r, i, t: [i, "--checkpoint", r["poly_nl"], "--recipe", "scenes", "--model.block", "tesa"],
         "best.safetensors' does not fit the SmallResNet, missing: ",

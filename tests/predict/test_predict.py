@@ -147,7 +147,7 @@ def test_weights_without_a_run_are_torchvisions(images: Path, tmp_path: Path, ca
     words = [images / "a.png", "--checkpoint", tmp_path / "coco.pth", "--threshold", "0"]
     code, _, err = predict(capsys, tmp_path / "out", *words)
     assert code == 2
-    assert f"there is no recipe.yaml beside {tmp_path / 'coco.pth'}: say with --recipe" in err
+    assert f"there is no recipe.yaml next to {tmp_path / 'coco.pth'}: name the recipe" in err
     words += [
         "--recipe",
         "coco",
@@ -183,7 +183,7 @@ def mistaken(folder: Path, images: Path, tmp_path: Path) -> dict[str, tuple[list
         ),
         "no images": (
             checkpoint,
-            "polynl predict IMAGE… [--key value …]: the images come first, not --checkpoint",
+            "the images must come first, not --checkpoint: polynl predict IMAGE … [--key value …]",
         ),
         "empty folder": ([tmp_path / "empty", *checkpoint], f"no image in the folder {tmp_path / 'empty'}."),
         "threshold": (
@@ -200,11 +200,11 @@ def mistaken(folder: Path, images: Path, tmp_path: Path) -> dict[str, tuple[list
         ),
         "other labels": (
             [images, "--checkpoint", other / "best.safetensors"],
-            "A run keeps recipe.yaml and labels.json beside its checkpoints",
+            "A run keeps recipe.yaml and labels.json next to its checkpoints",
         ),
         "damaged labels": (
             [images, "--checkpoint", damaged / "best.safetensors"],
-            f"{damaged / 'labels.json'} is no file of names by number",
+            f"{damaged / 'labels.json'} is not a JSON object of names by number",
         ),
         "a key": (
             [images, *checkpoint, "--treshold", 1],
@@ -229,7 +229,7 @@ def test_the_folder_is_a_file(folder: Path, images: Path, tmp_path: Path, capsys
     (tmp_path / "out").write_text("mine")
     code, _, err = predict(capsys, tmp_path / "out", images, "--checkpoint", folder / "best.safetensors")
     assert code == 2
-    assert "is a file; the pictures need a folder." in err
+    assert "is a file; expected a folder." in err
     assert (tmp_path / "out").read_text() == "mine"
 
 

@@ -180,14 +180,17 @@ def test_a_results_file_with_a_mistake(
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("", "give what is to be scored: --checkpoint FILE or --detections PATH."),
-        ("--checkpoint a.pt --detections b.json", "give what is to be scored"),
+        ("", "specify what to score: --checkpoint FILE or --detections PATH."),
+        ("--checkpoint a.pt --detections b.json", "specify what to score"),
         ("--detections nowhere.json", "--detections: there is no file nowhere.json."),
-        ("--detections a.json --save-detections b.json", "--save-detections: --detections names a file that"),
+        (
+            "--detections a.json --save-detections b.json",
+            "--save-detections cannot be combined with --detections",
+        ),
         ("--checkpoint nowhere.pt", "--checkpoint: there is no file nowhere.pt."),
         (
             "--checkpoint a.pt --save-detections .",
-            "--save-detections: . is a folder; give the name of a file.",
+            "--save-detections: . is a folder; expected a file.",
         ),
     ],
 )
