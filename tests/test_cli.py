@@ -5,19 +5,21 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import run
 
 from polynl import cli
 from polynl.bench import layers
 
-
-def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    """Exit code, output, errors."""
-    code = 0
-    try:
-        cli.main(words)
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
-    return code, *capsys.readouterr()
+COMMANDS = (
+    "train",
+    "evaluate",
+    "evaluate-faces",
+    "predict",
+    "explain",
+    "report",
+    "bench compare",
+    "data scenes",
+)
 
 
 @pytest.mark.parametrize("words", [(), ("--help",), ("-h",)])
@@ -35,6 +37,20 @@ def test_a_group_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(word in out for word in ("layers", "nets", "compare"))
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_reads_well_at_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = run(capsys, *command.split(), "--help")
+    assert code == 0
+    usage, text = out.split("\n\n", 1)
+    assert usage.startswith(f"usage: polynl {command}")
+    assert max(map(len, text.splitlines())) <= 80
+    assert "None" not in out
+    assert "False" not in out
+
+
 @pytest.mark.parametrize("command", ["layers", "nets", "compare"])
 def test_every_command_explains_every_option(capsys: pytest.CaptureFixture[str], command: str) -> None:
     code, out, _ = run(capsys, "bench", command, "--help")
@@ -47,6 +63,9 @@ def test_every_command_explains_every_option(capsys: pytest.CaptureFixture[str],
     ("words", "expected"),
     [
         ("benhc", "Did you mean bench?"),
+        ("trian scenes", "no command is called 'trian'. Did you mean train?"),
+        ("train scenes --epoch 3", "epoch: there is no such key. Did you mean epochs?"),
+        ("train scenes --overwrit true", "overwrit: there is no such key. Did you mean overwrite?"),
         ("bench layer", "Did you mean layers?"),
         ("bench layers --chanels 3", "--channels"),
         ("bench layers --blocks poly_nll", "Did you mean poly_nl"),

@@ -1,4 +1,4 @@
-"""The command line: `COMMANDS` maps every word to a command, or to the commands below it."""
+"""The command line: `COMMANDS` maps every word to a command or to a group of commands."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from polynl.commands import (
     Reproduce,
     Train,
 )
-from polynl.errors import RunStoppedError, SettingsError, chosen
+from polynl.errors import RunStoppedError, SettingsError, check_choices
 
 
 class Command(Protocol):
-    """A dataclass of options; its docstring is the help, and `run` does the work."""
+    """A dataclass of options; its docstring is the help text."""
 
     def run(self, console: Console) -> None:
-        """Do it; a SettingsError says what is wrong with the options."""
+        """Run the command; a SettingsError says what is wrong with the options."""
 
 
 Commands = dict[str, "type[Command] | Group"]
@@ -43,7 +43,7 @@ Commands = dict[str, "type[Command] | Group"]
 
 @dataclass(frozen=True)
 class Group:
-    """Commands below a word, and what they are about."""
+    """A group of commands."""
 
     help: str
     commands: Commands
@@ -60,64 +60,61 @@ COMMANDS = Group(
         "explain": Explain,
         "report": Report,
         "bench": Group(
-            "Measure what layers and networks cost on this machine.",
+            "Measure the cost of layers and networks on this machine.",
             {"layers": BenchLayers, "nets": BenchNets, "compare": BenchCompare},
         ),
-        "data": Group("Make data sets.", {"scenes": DataScenes}),
+        "data": Group("Create data sets.", {"scenes": DataScenes}),
     },
 )
 
 
-# What Ctrl-C does not undo; `train` says so itself.
+# Commands to continue with --resume after Ctrl-C; `train` prints its own message.
 RESUMABLE = (["bench"], ["reproduce"])
 
-
-# What comes before options, since the values of keys could not be told from it.
-FIRST = {"recipe": ("RECIPE.yaml", "the recipe comes"), "images": ("IMAGE…", "the images come")}
+# Arguments that must precede the options, since they could not be told from the values of recipe keys.
+FIRST = {"recipe": ("RECIPE", "the recipe"), "images": ("IMAGE …", "the images")}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command that the arguments name; without any, print the help."""
+    """Run the command given by the arguments; without any, print the help."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         _run(COMMANDS, "polynl", words)
     except (SettingsError, RunStoppedError) as error:
-        Console(stderr=True).print(
-            f"[bold red]polynl:[/] {escape(str(error))}", highlight=False, soft_wrap=True
-        )
+        _print_error(str(error))
         raise SystemExit(error.exit_code) from None
     except OSError as error:
         where = "" if error.filename is None else f"{error.filename}: "
-        Console(stderr=True).print(
-            f"[bold red]polynl:[/] {escape(f'{where}{error.strerror or error}')}.",
-            highlight=False,
-            soft_wrap=True,
-        )
+        _print_error(f"{where}{error.strerror or error}.")
         raise SystemExit(1) from None
     except KeyboardInterrupt:
-        resumable = " What was done is kept: add --resume to go on." if words[:1] in RESUMABLE else ""
+        resumable = " Finished work is kept; add --resume to continue." if words[:1] in RESUMABLE else ""
         Console(stderr=True).print(f"polynl: interrupted.{resumable}")
         raise SystemExit(130) from None
 
 
+def _print_error(text: str) -> None:
+    Console(stderr=True).print(f"[bold red]polynl:[/] {escape(text)}", highlight=False, soft_wrap=True)
+
+
 def _run(command: type[Command] | Group, name: str, words: list[str]) -> None:
     if not isinstance(command, Group):
-        _parsed(command, name, words).run(Console())
+        _parse(command, name, words).run(Console())
     elif not words or words[0] in ("-h", "--help"):
         Console(highlight=False).print(_help(command, name))
     else:
-        (word,) = chosen(words[:1], list(command.commands), "command")
+        (word,) = check_choices(words[:1], list(command.commands), "command")
         _run(command.commands[word], f"{name} {word}", words[1:])
 
 
-def _parsed(command: type[Command], name: str, words: list[str]) -> Command:
+def _parse(command: type[Command], name: str, words: list[str]) -> Command:
     config = (tyro.conf.FlagCreatePairsOff,)
     first, *others = (field.name for field in dataclasses.fields(command))  # type: ignore[arg-type]
     if "keys" not in others:
         return tyro.cli(command, prog=name, args=words, config=config)
     if first in FIRST and words and words[0].startswith("--") and "--help" not in words:
-        usage, said = FIRST[first]
-        raise SettingsError(f"{name} {usage} [--key value …]: {said} first, not {words[0]}.")
+        usage, argument = FIRST[first]
+        raise SettingsError(f"{argument} must come first, not {words[0]}: {name} {usage} [--key value …]")
     options, keys = tyro.cli(command, prog=name, args=words, config=config, return_unknown_args=True)
     return dataclasses.replace(options, keys=tuple(keys))  # type: ignore[type-var]
 
@@ -127,5 +124,5 @@ def _help(group: Group, name: str) -> RichGroup:
     for word, command in group.commands.items():
         text = command.help if isinstance(command, Group) else inspect.getdoc(command) or ""
         table.add_row(f"[bold]{word}[/]", escape(text.partition("\n\n")[0]))
-    usage, further = f"usage: {name} COMMAND …", f"{name} COMMAND --help tells its options."
+    usage, further = f"usage: {name} COMMAND …", f"{name} COMMAND --help shows its options."
     return RichGroup(usage, "", group.help, "", table, "", further)

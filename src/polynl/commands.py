@@ -1,22 +1,36 @@
-"""The commands: dataclasses of options, whose docstrings are the help, and what they run."""
+"""The commands: dataclasses of options, whose docstrings are the help texts."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-import tyro
 from rich.console import Console
 from rich.markup import escape
+from tyro.conf import OmitArgPrefixes, Positional, Suppress, UseAppendAction, arg
 
 from polynl.bench.settings import LayerSettings, NetSettings
 from polynl.data.config import SceneFiles
 from polynl.errors import SettingsError, check_resume_or_overwrite, near_matches
 from polynl.reproduce.settings import ReproduceSettings
 
-# What a command needs beyond its options is imported when it runs: `polynl --help` need not load matplotlib.
+# Imports that only `run` needs are made there: `polynl --help` need not load torch or matplotlib.
+
+# tyro would show {None}|PATH, and (default: None) or (default: False) after every help text.
+File = Annotated[Path, arg(metavar="FILE")]
+Dir = Annotated[Path, arg(metavar="DIR")]
+OptionalFile = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")]
+OptionalDir = Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")]
+OptionalPath = Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="")]
+OptionalRecipe = Annotated[str | None, arg(metavar="RECIPE", help_behavior_hint="")]
+OptionalModule = Annotated[str | None, arg(metavar="MODULE", help_behavior_hint="")]
+Flag = Annotated[bool, arg(help_behavior_hint="")]
+RecipeName = Annotated[Positional[str], arg(metavar="RECIPE")]
+Images = Annotated[Positional[tuple[Path, ...]], arg(metavar="IMAGE …", help_behavior_hint="")]
+# Options of the recipe, which `polynl.cli` collects.
+Keys = Suppress[tuple[str, ...]]
 
 
 class BenchLayers(LayerSettings):  # noqa: D101
@@ -41,17 +55,17 @@ class BenchNets(NetSettings):  # noqa: D101
 
 @dataclass(frozen=True)
 class BenchCompare:
-    """What changed between two runs of `polynl bench layers` or of `polynl bench nets`.
+    """Compare two runs of `polynl bench layers` or of `polynl bench nets`.
 
-    A change is marked where it is outside the spread: the middle halves of the two runs do not touch.
+    A change is marked if the interquartile ranges of the two runs do not overlap.
     """
 
-    first: tyro.conf.Positional[Path]
-    """JSON of the earlier run."""
-    second: tyro.conf.Positional[Path]
-    """JSON of the later run."""
-    all: bool = False
-    """Show every point, not only those outside the spread."""
+    first: Annotated[Positional[Path], arg(metavar="OLD")]
+    """JSON file of the earlier run."""
+    second: Annotated[Positional[Path], arg(metavar="NEW")]
+    """JSON file of the later run."""
+    all: Flag = False
+    """Show every measurement, not only those that changed."""
 
     def run(self, console: Console) -> None:
         """See :func:`polynl.bench.compare.run_compare`."""
@@ -62,54 +76,59 @@ class BenchCompare:
 
 @dataclass(frozen=True)
 class Train:
-    """Train as a recipe says, in one process or in those that torchrun starts.
+    """Train from a recipe, in one process or under torchrun.
 
-    polynl train RECIPE.yaml [--key value …]: every key of the recipe can be given anew, as in
-    --optimizer.lr 0.2; --list-keys shows them all. The recipes that come with polynl are known by name:
-    scenes/poly_nl is one.
+    Recipes that come with polynl are found by name. Every key can be overridden:
+      polynl train scenes --model.block none --optimizer.lr 0.004
+      polynl train my.yaml --data.root DIR --out runs/mine
     """
 
-    recipe: tyro.conf.Positional[str]
-    """The file; it comes before the options."""
-    out: Path | None = None
-    """Folder of the run; runs/FOLDER/NAME of the recipe's file unless given."""
-    resume: bool = False
-    """Go on from the last checkpoint in --out, if there is one."""
-    overwrite: bool = False
+    recipe: RecipeName
+    """Recipe file or name; must come first."""
+    out: OptionalDir = None
+    """Folder of the run (default: runs/<recipe>/<block>-<placement>)"""
+    resume: Flag = False
+    """Resume from the last checkpoint in --out, if there is one."""
+    overwrite: Flag = False
     """Replace the run in --out."""
-    list_keys: bool = False
-    """Show the recipe's keys, their values and what they mean, and train nothing."""
-    keys: tyro.conf.Suppress[tuple[str, ...]] = ()
+    list_keys: Flag = False
+    """List the keys of the recipe with their values and meanings, and exit."""
+    keys: Keys = ()
 
     def run(self, console: Console) -> None:
         """See :func:`polynl.train.loop.train`."""
         from polynl.train.loop import train
         from polynl.train.recipe_file import find_recipe, keys_table, load_recipe
+        from polynl.train.run_folder import default_folder
 
         check_resume_or_overwrite(resume=self.resume, overwrite=self.overwrite)
-        recipe, file = load_recipe(self.recipe, self.keys, _options(self)), find_recipe(self.recipe)
+        recipe = load_recipe(self.recipe, self.keys, _options(self))
         if self.list_keys:
             console.print(keys_table(recipe))
             return
-        out = Path("runs", file.resolve().parent.name, file.stem) if self.out is None else self.out
+        out = default_folder(find_recipe(self.recipe), recipe) if self.out is None else self.out
         train(recipe, out, console, resume=self.resume, overwrite=self.overwrite)
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Score a checkpoint on the images that a recipe names, in one process or those that torchrun starts."""
+    """Score a checkpoint on the validation images of a recipe.
 
-    recipe: tyro.conf.Positional[str]
-    """The file, as for `polynl train`; a run's folder has one."""
-    checkpoint: Path | None = None
-    """A checkpoint of `polynl train`, or weights: safetensors, or a state dict."""
-    out: Path | None = None
-    """A file to write the scores to, as JSON."""
-    save_detections: Path | None = None
-    """Where to write all that was found: a file in COCO's results format, of faces a folder of text files."""
-    detections: Path | None = None
-    """Instead of --checkpoint, such a file or folder to score, of any program."""
-    keys: tyro.conf.Suppress[tuple[str, ...]] = ()
+    It can run under torchrun. Keys of the recipe can be overridden:
+      polynl evaluate scenes --checkpoint FILE --data.val-images 5000
+    """
+
+    recipe: RecipeName
+    """Recipe file or name, such as the recipe.yaml in the folder of a run; must come first."""
+    checkpoint: OptionalFile = None
+    """Checkpoint of polynl train to score, or weights as safetensors or a state dict."""
+    out: OptionalFile = None
+    """Write the scores to this JSON file."""
+    save_detections: OptionalPath = None
+    """Save all detections: to a JSON file of COCO results, for faces to a folder of text files."""
+    detections: OptionalPath = None
+    """Score detections saved like this, by any program, instead of a checkpoint."""
+    keys: Keys = ()
 
     def run(self, console: Console) -> None:
         """See :func:`polynl.train.evaluation.evaluate_checkpoint` and `evaluate_detections`."""
@@ -117,7 +136,7 @@ class Evaluate:
         from polynl.train.recipe_file import load_recipe
 
         if (self.checkpoint is None) == (self.detections is None):
-            raise SettingsError("give what is to be scored: --checkpoint FILE or --detections PATH.")
+            raise SettingsError("specify what to score: --checkpoint FILE or --detections PATH.")
         recipe = load_recipe(self.recipe, self.keys, _options(self))
         if self.checkpoint is not None:
             evaluate_checkpoint(
@@ -125,22 +144,24 @@ class Evaluate:
             )
         elif self.detections is not None:
             if self.save_detections is not None:
-                raise SettingsError("--save-detections: --detections names a file that has them already.")
+                raise SettingsError(
+                    "--save-detections cannot be combined with --detections, which are saved already."
+                )
             evaluate_detections(recipe, self.detections, self.out, console)
 
 
 @dataclass(frozen=True)
 class EvaluateFaces:
-    """Score the faces that any detector found as WIDER FACE does: AP of its Easy, Medium and Hard ones."""
+    """Score face detections as WIDER FACE does: AP of Easy, Medium and Hard faces."""
 
-    predictions: tyro.conf.Positional[Path]
-    """Folder with EVENT/IMAGE.txt for every image: its name, a count, and lines of x y w h score."""
-    ground_truth: Path
-    """Folder of the official wider_face_val.mat and wider_{easy,medium,hard}_val.mat."""
-    curves: Path = Path("wider_face.png")
-    """File for the three precision–recall curves."""
-    partial: bool = False
-    """Score those images that there are predictions of, instead of asking for all."""
+    predictions: Annotated[Positional[Path], arg(metavar="DIR")]
+    """Folder with a file EVENT/IMAGE.txt per image: its name, a count, and lines of x y w h score."""
+    ground_truth: Dir
+    """Folder with the official wider_face_val.mat and wider_{easy,medium,hard}_val.mat."""
+    curves: File = Path("wider_face.png")
+    """PNG file for the three precision–recall curves."""
+    partial: Flag = False
+    """Score only images that have predictions, instead of requiring all of them."""
 
     def run(self, console: Console) -> None:
         """See :func:`polynl.tasks.face_detection.metric.wider_face_evaluation`."""
@@ -151,7 +172,7 @@ class EvaluateFaces:
 
         check_destination(self.curves, "file", "--curves")
         if self.curves.suffix.lower() != ".png":
-            raise SettingsError(f"--curves: {self.curves} is no name of a PNG, which is what is drawn.")
+            raise SettingsError(f"--curves: {self.curves} must end in .png.")
         truth = read_ground_truth(self.ground_truth)
         found = read_predictions(self.predictions, truth, partial=self.partial)
         evaluation = wider_face_evaluation(truth.only(found), found)
@@ -159,29 +180,28 @@ class EvaluateFaces:
             console.print(f"{subset.capitalize():>8} {ap:.5f}", highlight=False)
         draw_curves(evaluation, self.curves)
         images = f"{len(found):,} of {len(truth):,} images" if len(found) < len(truth) else "all images"
-        console.print(
-            escape(f"On {images}; the curves are in {self.curves}."), highlight=False, soft_wrap=True
-        )
+        console.print(escape(f"Scored on {images}. Curves: {self.curves}"), highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
 class Predict:
-    """Draw what a trained detector finds in images: boxes, masks and names; and write it down as JSON.
+    """Detect objects in images: draw boxes, masks and labels, and write JSON.
 
-    Keys of the recipe can be given anew, as for `polynl train`.
+    Keys of the recipe can be overridden, as for polynl train:
+      polynl predict photos/ --checkpoint runs/coco/poly_nl-res4/best.pt
     """
 
-    images: tyro.conf.Positional[tuple[Path, ...]]
-    """Files, or folders of them."""
-    checkpoint: Path
-    """A checkpoint or weights in the folder of a run, or torchvision's Mask R-CNN."""
-    recipe: str | None = None
-    """What it was trained by; the recipe.yaml beside it unless given."""
-    out: Path = Path("predictions")
-    """Folder for a PNG of each image, and detections.json in COCO's format."""
-    threshold: float = 0.5
-    """Leave out what the detector is less sure of."""
-    keys: tyro.conf.Suppress[tuple[str, ...]] = ()
+    images: Images
+    """Image files, or folders of them; must come first."""
+    checkpoint: File
+    """Checkpoint or weights in the folder of a run, or weights of torchvision's Mask R-CNN."""
+    recipe: OptionalRecipe = None
+    """Recipe it was trained with (default: recipe.yaml next to it)."""
+    out: Dir = Path("predictions")
+    """Folder for one PNG per image and detections.json, in COCO format."""
+    threshold: Annotated[float, arg(metavar="SCORE")] = 0.5
+    """Hide detections scoring below this."""
+    keys: Keys = ()
 
     def run(self, console: Console) -> None:
         """See :func:`polynl.predict.run.run_predict`."""
@@ -200,41 +220,44 @@ class Predict:
 
 @dataclass(frozen=True)
 class Explain:
-    """Draw what networks look at in images: Grad-CAM, the norms of a block's features, and influence maps.
+    """Draw what networks look at: Grad-CAM, feature norms and influence maps.
 
-    polynl explain IMAGE… --checkpoint A --checkpoint B, or --model torchvision/resnet50 --weights FILE
-    --insert poly_nl@layer3.5. Keys of the checkpoints' recipes can be given anew, as for `polynl train`.
+    Keys of the checkpoints' recipes can be overridden, as for polynl train:
+      polynl explain photo.jpg --checkpoint FILE --checkpoint ANOTHER
+      polynl explain photo.jpg --model torchvision/resnet50 --weights FILE
     """
 
-    images: tyro.conf.Positional[tuple[Path, ...]]
-    """Files, or folders of them."""
-    checkpoint: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
-    """A checkpoint or weights in the folder of a run; give it again for each further one."""
-    recipe: str | None = None
-    """What the checkpoints were trained by; the recipe.yaml beside each unless given."""
-    model: str | None = None
-    """A network of torchvision or timm: torchvision/NAME, timm/NAME."""
-    weights: Path | None = None
-    """Of --model: safetensors, or a state dict; random ones unless given."""
-    insert: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """Into --model: BLOCK@MODULE puts a block before a module; give it again for each further one."""
-    stride_in_1x1: bool = False
-    """Let bottlenecks of --model downsample in the 1×1 convolution, as weights of some ResNets need it."""
-    target: str | None = None
-    """Of a classifier: the class that Grad-CAM is about, by name or number; the predicted unless given."""
-    position: tuple[float, float] | None = None
-    """X and y in pixels of the image: the influence map is of it. Where Grad-CAM is highest unless given."""
-    detection: int | None = None
-    """Of a detector: the detection that it is all about, counted from 0; the surest unless given."""
-    block: str | None = None
-    """The block that features and influence are of, by the module it stands at; the first unless given."""
-    layer: str | None = None
-    """The module whose maps Grad-CAM takes; the last with several positions unless given."""
+    images: Images
+    """Image files, or folders of them; must come first."""
+    checkpoint: Annotated[UseAppendAction[tuple[Path, ...]], arg(metavar="FILE", help_behavior_hint="")] = ()
+    """Checkpoint or weights in the folder of a run; repeat it to compare several."""
+    recipe: OptionalRecipe = None
+    """Recipe the checkpoints were trained with (default: recipe.yaml next to each)."""
+    model: Annotated[str | None, arg(metavar="LIBRARY/NAME", help_behavior_hint="")] = None
+    """Network of torchvision or timm to explain."""
+    weights: OptionalFile = None
+    """Weights for --model, as safetensors or a state dict (default: random weights)."""
+    insert: Annotated[
+        UseAppendAction[tuple[str, ...]], arg(metavar="BLOCK@MODULE", help_behavior_hint="")
+    ] = ()
+    """Insert a block before a module of --model; repeat it for more blocks."""
+    stride_in_1x1: Flag = False
+    """Downsample in the 1×1 convolution of --model's bottlenecks, as some ResNet weights require."""
+    target: Annotated[str | None, arg(metavar="CLASS", help_behavior_hint="")] = None
+    """For classifiers: class to explain, by name or number (default: the predicted class)."""
+    position: Annotated[tuple[float, float] | None, arg(metavar="X Y", help_behavior_hint="")] = None
+    """Pixel whose influence map to draw (default: where Grad-CAM is highest)."""
+    detection: Annotated[int | None, arg(metavar="NUMBER", help_behavior_hint="")] = None
+    """For detectors: the detection to explain, counted from 0 (default: the highest-scoring)."""
+    block: OptionalModule = None
+    """Block for feature norms and influence, by the module it is inserted at (default: the first)."""
+    layer: OptionalModule = None
+    """Module whose output Grad-CAM uses (default: the last one with more than one position)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to compute."""
-    out: Path = Path("explanations")
+    """Device to compute on."""
+    out: Dir = Path("explanations")
     """Folder for the pictures."""
-    keys: tyro.conf.Suppress[tuple[str, ...]] = ()
+    keys: Keys = ()
 
     def run(self, console: Console) -> None:
         """See :func:`polynl.explain.run.run_explain`."""
@@ -248,35 +271,35 @@ class Explain:
             named = subject_named(self.model, self.weights, self.insert, stride_in_1x1=self.stride_in_1x1)
             subjects.append(named)
             if self.weights is None:
-                console.print(escape(f"{named.name} has random weights: --weights FILE gives it others."))
+                console.print(escape(f"{named.name} has random weights; load others with --weights FILE."))
         on_device(subjects, self.device)
         question = Question(self.target, self.position, self.detection, self.block, self.layer)
         run_explain(self.images, subjects, question, self.out, console)
 
     def _check(self) -> None:
         if not self.images:
-            raise SettingsError("give images: polynl explain IMAGE… with files, or folders of them.")
-        # Of a checkpoint's recipe a key may be given; there is none that could have it otherwise.
+            raise SettingsError("specify images: polynl explain IMAGE …, with files or folders of them.")
+        # Without a checkpoint there is no recipe whose keys these could be.
         if self.keys and not self.checkpoint:
             options = [f"--{name}" for name in _options(self)]
             raise SettingsError(f"there is no option {self.keys[0]}.{near_matches(self.keys[0], options)}")
         if not self.checkpoint and self.model is None:
-            raise SettingsError("say what looks at the images: --checkpoint FILE or --model LIBRARY/NAME.")
+            raise SettingsError("specify a network: --checkpoint FILE or --model LIBRARY/NAME.")
         if self.model is None and (self.weights is not None or self.insert or self.stride_in_1x1):
-            raise SettingsError("--weights, --insert and --stride-in-1x1 belong to --model: give that too.")
+            raise SettingsError("--weights, --insert and --stride-in-1x1 need --model.")
 
 
 @dataclass(frozen=True)
 class Report:
-    """One page of what is in the folders of runs: report.html, which opens from disk and loads nothing.
+    """Write a report of runs: one HTML page, which works offline.
 
-    Takes the folders of `polynl reproduce`, `polynl train` and `polynl bench`, in any number and mixture.
+    Takes folders of polynl reproduce, polynl train and polynl bench, in any mix.
     """
 
-    runs: tyro.conf.Positional[tuple[Path, ...]]
-    """The folders."""
-    out: Path = Path("report.html")
-    """The file to write."""
+    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR …", help_behavior_hint="")]
+    """Folders of the runs."""
+    out: File = Path("report.html")
+    """File to write."""
 
     def run(self, console: Console) -> None:
         """See :func:`polynl.report.run.run_report`."""
@@ -288,7 +311,7 @@ class Report:
 @dataclass(frozen=True, kw_only=True)
 class Reproduce(ReproduceSettings):  # noqa: D101
     __doc__ = ReproduceSettings.__doc__
-    keys: tyro.conf.Suppress[tuple[str, ...]] = ()
+    keys: Keys = ()
 
     def run(self, console: Console) -> None:
         """See :func:`polynl.reproduce.run.run_reproduce`."""
@@ -299,15 +322,15 @@ class Reproduce(ReproduceSettings):  # noqa: D101
 
 @dataclass(frozen=True)
 class DataScenes:
-    """Write scenes to files: as an ImageFolder, and as a COCO data set with boxes and masks.
+    """Write drawn scenes to files: an ImageFolder that is a COCO data set as well.
 
-    The same options give the same bytes, and the scenes that `data.source: scenes` draws from them.
+    The scenes are those that `data.source: scenes` draws with the same options.
     """
 
-    out: Path
-    """Folder for train/, val/ and annotations/; COCO's file names are relative to train/ and val/."""
-    scenes: tyro.conf.OmitArgPrefixes[SceneFiles] = dataclasses.field(default_factory=SceneFiles)
-    overwrite: bool = False
+    out: Dir
+    """Folder for train/, val/ and annotations/; file names in annotations are relative to train/ and val/."""
+    scenes: OmitArgPrefixes[SceneFiles] = dataclasses.field(default_factory=SceneFiles)
+    overwrite: Flag = False
     """Replace the scenes in --out."""
 
     def run(self, console: Console) -> None:
@@ -318,6 +341,6 @@ class DataScenes:
 
 
 def _options(command: Train | Evaluate | Explain) -> list[str]:
-    """The names of a command's options, which a mistyped key may mean."""
+    """The names of a command's options, suggested for mistyped keys."""
     names = (field.name.replace("_", "-") for field in dataclasses.fields(command))
     return [name for name in names if name not in ("recipe", "keys")]

@@ -14,6 +14,8 @@ from polynl.errors import SettingsError, near_matches
 
 # The key that chooses among several configs, such as those of data sets.
 CHOICE = "source"
+# Marks keys that do not affect what a run learns, such as where its data is; they may change when it resumes.
+NEUTRAL: Any = {"affects_results": False}
 
 Positive = Annotated[int, Field(gt=0)]
 Probability = Annotated[float, Field(ge=0, le=1)]

@@ -1,4 +1,4 @@
-"""The machine and the software of a run: what a reader needs to judge it, nothing that names its owner."""
+"""The machine and software of a run: what is needed to judge its results, without personal data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "MKL_NUM_THR
 
 
 def environment(device: str) -> dict[str, Any]:
-    """Versions, processor, threads and commit, as JSON has them."""
+    """Versions, processor, threads and commit, ready for JSON."""
     found: dict[str, Any] = {
         "polynl": polynl.__version__,
         "commit": commit(),
@@ -38,7 +38,7 @@ def environment(device: str) -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """The processor's name where the system tells it, else its architecture."""
+    """The processor's name, or its architecture if the system does not give the name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -48,9 +48,9 @@ def cpu_model() -> str:
 
 
 def commit() -> str | None:
-    """The commit this package is checked out at, "+" after it where files were changed; None if installed."""
+    """The commit of this checkout, followed by "+" if files were changed; None if installed."""
     here = Path(__file__)
-    # A copy installed below somebody else's checkout is not of that checkout's commit.
+    # A copy installed inside another checkout does not belong to that checkout's commit.
     if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
         return None
     changed = _git(here.parent.parent, "status", "--porcelain", "--untracked-files=no", "--", ".")
@@ -60,7 +60,7 @@ def commit() -> str | None:
 
 def _git(folder: Path, *words: str) -> str | None:
     try:
-        # Looking must not lock the index under somebody who is committing.
+        # Reading the status must not lock the index while somebody commits.
         command = ["git", "--no-optional-locks", *words]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""What is wrong, in words for whoever typed it."""
+"""Errors that are shown to the user as a message, without a traceback."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 
 class SettingsError(ValueError):
-    """Options, a recipe or files that cannot be run."""
+    """Options, a recipe or files that cannot be used."""
 
     exit_code = 2
 
 
 class RunStoppedError(RuntimeError):
-    """A run that ended before its end; the message says why, what is kept, and how to go on."""
+    """A run that stopped early; the message says why, what is kept, and how to continue."""
 
     def __init__(self, message: str, *, exit_code: int = 1) -> None:
         super().__init__(message)
@@ -22,13 +22,13 @@ class RunStoppedError(RuntimeError):
 
 
 def near_matches(word: str, choices: Iterable[str]) -> str:
-    """ " Did you mean …?", or nothing if nothing is near."""
+    """ " Did you mean …?", or an empty string if no choice is close."""
     near = difflib.get_close_matches(word, list(choices), n=3, cutoff=0.5)
     return f" Did you mean {' or '.join(near)}?" if near else ""
 
 
 def shortened(names: Sequence[object], most: int = 3) -> str:
-    """All of a few names, or the first and how many there are more.
+    """The names, or the first few and the number of the others.
 
     >>> shortened("abc"), shortened("abcde")
     ('a, b, c', 'a, b, c and 2 more')
@@ -37,31 +37,33 @@ def shortened(names: Sequence[object], most: int = 3) -> str:
     return ", ".join(map(str, names[:most])) + more
 
 
-def chosen(names: Iterable[str], choices: Sequence[str], kind: str) -> list[str]:
-    """`names` without repetition, each one of `choices`."""
+def check_choices(names: Iterable[str], choices: Sequence[str], kind: str) -> list[str]:
+    """`names` without duplicates; a SettingsError if one is not among `choices`."""
     names = list(dict.fromkeys(names))
     for name in names:
         if name not in choices:
             hint = near_matches(name, choices)
-            raise SettingsError(f"no {kind} is called {name!r}.{hint}\nThere are: {', '.join(choices)}.")
+            raise SettingsError(f"no {kind} is called {name!r}.{hint}\nChoose from: {', '.join(choices)}.")
     return names
 
 
 def check_resume_or_overwrite(*, resume: bool, overwrite: bool, kept: str = "the run in --out") -> None:
-    """Raise a SettingsError where both are asked for; `kept` is what they are about."""
+    """Raise a SettingsError if both are given; `kept` names what they refer to."""
     if resume and overwrite:
-        raise SettingsError(f"--resume keeps {kept} and --overwrite replaces it: give one of them.")
+        raise SettingsError(f"--resume continues {kept}, --overwrite replaces it: choose one of them.")
 
 
-def occupied(path: Path, holds: str = "a run", *, it: str = "it") -> SettingsError:
-    """The error where something would be lost; `it` is the word for what the path holds."""
+def existing_run_error(path: Path, contains: str = "a run", *, it: str = "it") -> SettingsError:
+    """The error if a path contains something that would be lost; `it` is the pronoun for `contains`."""
     return SettingsError(
-        f"{path} holds {holds} already: go on with {it} by --resume, replace {it} by --overwrite, "
+        f"{path} already contains {contains}; continue {it} with --resume, replace {it} with --overwrite, "
         "or choose another --out."
     )
 
 
-def begun_otherwise(path: Path, begun_with: str, changed: Iterable[str]) -> SettingsError:
-    """The error where a run would go on as another one; `changed` has a line for every difference."""
+def changed_run_error(path: Path, started_with: str, changed: Iterable[str]) -> SettingsError:
+    """The error if a run would resume with other settings; `changed` has one line per difference."""
     lines = "\n".join(f"  {line}" for line in changed)
-    return SettingsError(f"{path} was begun with {begun_with}, and one run has one:\n{lines}")
+    return SettingsError(
+        f"{path} was started with {started_with}; it can only be continued as it was:\n{lines}"
+    )

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Reading and writing files: written completely or not at all, with errors that name the file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from polynl.errors import SettingsError
 
 
 def write_atomically(path: Path, content: str | bytes | memoryview, *, durable: bool = True) -> None:
-    """Write to a temporary file in the same folder, flush it to the disk, and give it the name.
+    """Write to a temporary file in the same folder, flush it to disk, and rename it.
 
-    Without `durable` a power cut may lose it: for thousands of small files, which would take long to flush.
+    Without `durable`, a power failure may lose the file: for thousands of small files that are slow to flush.
     An OSError names the file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -27,7 +27,7 @@ def write_atomically(path: Path, content: str | bytes | memoryview, *, durable: 
         os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):  # of a full disk it has no name, of another the temporary one
+        if isinstance(error, OSError):  # a full disk gives no name, other errors the temporary one
             raise type(error)(error.errno, error.strerror or str(error), os.fspath(path)) from error
         raise
     if durable:
@@ -35,7 +35,7 @@ def write_atomically(path: Path, content: str | bytes | memoryview, *, durable: 
 
 
 def _flush_folder(folder: Path) -> None:
-    """Without this a power cut may forget the new name; not every system opens folders."""
+    """Without this, a power failure may undo the rename; not every system can open folders."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -47,17 +47,17 @@ def _flush_folder(folder: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make the folder of --out, or raise a SettingsError that says why there can be none."""
+    """Create the folder of --out; a SettingsError says why it cannot be created."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
-        raise SettingsError(f"--out: {path} is a file; the pictures need a folder.") from None
+        raise SettingsError(f"--out: {path} is a file; expected a folder.") from None
     except OSError as error:
         raise SettingsError(f"--out: {path} cannot be written to: {error.strerror}.") from None
 
 
 def read_json(path: Path) -> Any:
-    """The content of a file, or a SettingsError that says where it is no JSON."""
+    """The content of a JSON file; a SettingsError says where it is invalid."""
     try:
         return json.loads(path.read_bytes())
     except OSError as error:
@@ -65,21 +65,21 @@ def read_json(path: Path) -> Any:
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
         what = f"{error.msg.removesuffix(' at')} at {place}"
-        raise SettingsError(f"{path} is no JSON, or not all of it: {what}.") from None
+        raise SettingsError(f"{path} is not valid JSON, or is truncated: {what}.") from None
     except (ValueError, RecursionError) as error:
-        raise SettingsError(f"{path} is no JSON: {error}.") from None
+        raise SettingsError(f"{path} is not valid JSON: {error}.") from None
 
 
 def check_destination(path: Path, kind: str, option: str) -> None:
-    """Raise a SettingsError where no such file or new folder can be written, before there is work to lose."""
+    """Raise a SettingsError if the file or new folder cannot be written, before there is work to lose."""
     if path.exists() and path.is_dir() != (kind == "folder"):
         other = "folder" if kind == "file" else "file"
-        raise SettingsError(f"{option}: {path} is a {other}; give the name of a {kind}.")
+        raise SettingsError(f"{option}: {path} is a {other}; expected a {kind}.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         there = next(path.iterdir(), None) if path.is_dir() else None
     except OSError as error:
         raise SettingsError(f"{option}: {path} cannot be written: {error.strerror}.") from None
-    # What another model has found in other images would be scored as if it were of this one.
+    # Files of another model or of other images would be scored as if they were this one's.
     if there is not None:
-        raise SettingsError(f"{option}: {path} already has {there.name} in it; give a new or empty folder.")
+        raise SettingsError(f"{option}: {path} already contains {there.name}; choose a new or empty folder.")

@@ -273,7 +273,9 @@ def test_strides_in_the_1x1_convolution() -> None:
 
 
 def test_runs_of_one_name_are_told_apart(runs: dict[str, Path], tmp_path: Path) -> None:
-    other = make_run(tmp_path / "none", "scenes/none", "--model.arch_options", "{depth: 1, width: 4}")
+    other = make_run(
+        tmp_path / "none", "scenes", "--model.block", "none", "--model.arch_options", "{depth: 1, width: 4}"
+    )
     names = [subject.name for subject in subjects_of([runs["none"], runs["poly_nl"], other], None, (), ())]
     assert names[1] == "poly_nl"
     assert names[0] == f"{runs['none'].parent.parent.name}/none/best.safetensors"
@@ -293,9 +295,9 @@ MISTAKES: dict[str, tuple[Words, str]] = {
     "an image that is none": (lambda r, i, t: [r["none"], *RESNET], "1 of 1 images could not be read"),
     "a mistyped option": (lambda r, i, t: [i, *RESNET, "--positoin", 3], "Did you mean --position"),
     "no checkpoint": (lambda r, i, t: [i, "--checkpoint", t / "x.pt"], "--checkpoint: there is no file"),
-    "no recipe": (lambda r, i, t: [i, "--checkpoint", i / "a.png"], "there is no recipe.yaml beside"),
+    "no recipe": (lambda r, i, t: [i, "--checkpoint", i / "a.png"], "there is no recipe.yaml next to"),
     "another model": (
-        lambda r, i, t: [i, "--checkpoint", r["poly_nl"], "--recipe", "scenes/tesa"],
+        lambda r, i, t: [i, "--checkpoint", r["poly_nl"], "--recipe", "scenes", "--model.block", "tesa"],
         "best.safetensors' does not fit the SmallResNet, missing: ",
     ),
     "another model by name": (
@@ -303,7 +305,7 @@ MISTAKES: dict[str, tuple[Words, str]] = {
         "best.safetensors' does not fit the ResNet, missing: ",
     ),
     "no weights": (lambda r, i, t: [i, *RESNET, "--weights", t / "x"], "x cannot be read: No such file"),
-    "weights alone": (lambda r, i, t: [i, "--checkpoint", r["none"], "--weights", "x"], "belong to --model"),
+    "weights alone": (lambda r, i, t: [i, "--checkpoint", r["none"], "--weights", "x"], "need --model"),
     "no library": (lambda r, i, t: [i, "--model", "resnet18"], "expected torchvision/NAME or timm/NAME"),
     "no network": (lambda r, i, t: [i, "--model", "torchvision/resnet181"], "Did you mean resnet18"),
     "no network of timm": (lambda r, i, t: [i, "--model", "timm/resnet181"], "Did you mean resnet18"),

@@ -148,8 +148,17 @@ def test_weights_without_a_run_are_torchvisions(images: Path, tmp_path: Path, ca
     words = [images / "a.png", "--checkpoint", tmp_path / "coco.pth", "--threshold", "0"]
     code, _, err = predict(capsys, tmp_path / "out", *words)
     assert code == 2
-    assert f"there is no recipe.yaml beside {tmp_path / 'coco.pth'}: say with --recipe" in err
-    words += ["--recipe", "coco/resnet50_none", "--model.arch", "resnet18", "--model.mask-widths", "[8]"]
+    assert f"there is no recipe.yaml next to {tmp_path / 'coco.pth'}: name the recipe" in err
+    words += [
+        "--recipe",
+        "coco",
+        "--model.block",
+        "none",
+        "--model.arch",
+        "resnet18",
+        "--model.mask-widths",
+        "[8]",
+    ]
     words += ["--model.fpn-channels", 16, "--model.box-width", 16, "--model.min-size", 64, *UNSURE]
     code, _, err = predict(capsys, tmp_path / "out", *words)
     assert code == 0, err
@@ -175,7 +184,7 @@ def mistaken(folder: Path, images: Path, tmp_path: Path) -> dict[str, tuple[list
         ),
         "no images": (
             checkpoint,
-            "polynl predict IMAGE… [--key value …]: the images come first, not --checkpoint",
+            "the images must come first, not --checkpoint: polynl predict IMAGE … [--key value …]",
         ),
         "empty folder": ([tmp_path / "empty", *checkpoint], f"no image in the folder {tmp_path / 'empty'}."),
         "threshold": (
@@ -187,16 +196,16 @@ def mistaken(folder: Path, images: Path, tmp_path: Path) -> dict[str, tuple[list
             f"--checkpoint: there is no file {folder}",
         ),
         "no detector": (
-            [images, *checkpoint, "--recipe", "scenes/poly_nl"],
+            [images, *checkpoint, "--recipe", "scenes"],
             "predict draws what detectors find, and classification finds no boxes.",
         ),
         "other labels": (
             [images, "--checkpoint", other / "best.safetensors"],
-            "A run keeps recipe.yaml and labels.json beside its checkpoints",
+            "A run keeps recipe.yaml and labels.json next to its checkpoints",
         ),
         "damaged labels": (
             [images, "--checkpoint", damaged / "best.safetensors"],
-            f"{damaged / 'labels.json'} is no file of names by number",
+            f"{damaged / 'labels.json'} is not a JSON object of names by number",
         ),
         "a key": (
             [images, *checkpoint, "--treshold", 1],
@@ -221,7 +230,7 @@ def test_the_folder_is_a_file(folder: Path, images: Path, tmp_path: Path, capsys
     (tmp_path / "out").write_text("mine")
     code, _, err = predict(capsys, tmp_path / "out", images, "--checkpoint", folder / "best.safetensors")
     assert code == 2
-    assert "is a file; the pictures need a folder." in err
+    assert "is a file; expected a folder." in err
     assert (tmp_path / "out").read_text() == "mine"
 
 

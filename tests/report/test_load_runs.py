@@ -222,7 +222,7 @@ def test_folders_without_results(tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("metrics.json", "[]", "no epoch of the training has finished yet"),
-        ("metrics.json", "[{", "is no JSON, or not all of it"),
+        ("metrics.json", "[{", "is not valid JSON, or is truncated"),
         ("metrics.json", '[{"loss": 1}]', "KeyError('epoch')"),
         ("metrics.json", "[1]", "TypeError"),
         ("metrics.json", "{}", "expected a list, got dict"),
@@ -231,12 +231,12 @@ def test_folders_without_results(tmp_path: Path) -> None:
         ("metrics.json", '[{"epoch": "x", "seconds": 1}]', "has no rows of figures"),
         ("recipe.yaml", "a: [", "cannot be read: line 1"),
         ("recipe.yaml", "task: chess", "task must be one of"),
-        ("environment.json", "{", "is no JSON, or not all of it"),
+        ("environment.json", "{", "is not valid JSON, or is truncated"),
         ("environment.json", "[]", "has no environment as `polynl train` writes it"),
         ("environment.json", "3", "has no environment as `polynl train` writes it"),
         ("environment.json", '{"variables": 3}', "variables=3: expected an object"),
         ("environment.json", '{"command": [1]}', "command=[1]: expected a string"),
-        ("results.json", "{", "is no JSON, or not all of it"),
+        ("results.json", "{", "is not valid JSON, or is truncated"),
         ("results.json", "[]", "is not of this version of polynl"),
         (
             "results.json",

@@ -63,7 +63,7 @@ def test_the_old_report_stays_if_the_new_one_cannot_be_written(
 def test_what_cannot_be_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     layers().save(tmp_path / "bench" / "layers.json")
     for words, message in (
-        ([tmp_path / "bench", "--out", tmp_path], f"--out: {tmp_path} is a folder; give the name of a file."),
+        ([tmp_path / "bench", "--out", tmp_path], f"--out: {tmp_path} is a folder; expected a file."),
         ([tmp_path / "nowhere"], f"{tmp_path / 'nowhere'}: there is no such folder"),
         ([tmp_path / "bench", tmp_path], f"{tmp_path}: no results of polynl are in it"),
     ):

@@ -167,7 +167,7 @@ def _wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
         (["--blocks", "polynl"], "no block is called 'polynl'. Did you mean poly_nl"),
         (["--seeds", "-1"], "--seeds -1"),
         (["--jobs", "0"], "--jobs 0"),
-        (["--resume", "--overwrite"], "give one of them"),
+        (["--resume", "--overwrite"], "choose one of them"),
         (["--data", "no/such/folder"], "there is no folder no/such/folder"),
         (["--epoch", "3"], "epoch: there is no such key. Did you mean epochs"),
     ],

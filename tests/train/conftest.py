@@ -1,4 +1,4 @@
-"""A run that nothing happens to, and ways to start others beside it."""
+"""An undisturbed run, and fixtures to start others to compare with it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def recipe(images: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def undisturbed(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nothing happened to."""
+    """An undisturbed run."""
     folder = tmp_path_factory.mktemp("undisturbed")
     runner = Runner(folder)
     finished = runner.polynl("train", recipe, "--out", folder / "run")
@@ -45,7 +45,7 @@ def undisturbed(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def stopped(recipe: Path, images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run stopped in its second epoch: last.pt is of its third step, previous.pt of the epoch before."""
+    """A run stopped in epoch 2: last.pt is from its third step, previous.pt from the end of epoch 1."""
     folder = tmp_path_factory.mktemp("stopped")
     runner, gated = Runner(folder), copied(images, folder / "images")
     gate = Gate.at_step(gated, epoch=1, step=2)

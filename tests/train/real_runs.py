@@ -1,4 +1,4 @@
-"""Runs to stop, kill and go on with: a tiny recipe, real processes, and images to hold them at.
+"""Runs to stop, kill and resume: a tiny recipe, real processes, and images that make them wait.
 
 To import polynl takes a process seconds, so most of them are forked from one that has done it; from there on
 they are what `python -m polynl …` and torchrun with it are. Where a test needs a run at a certain moment, an
@@ -25,7 +25,7 @@ import yaml
 from PIL import Image
 
 from polynl.train.checkpoint import load_checkpoint
-from polynl.train.loading import ShuffledShare
+from polynl.train.loading import TrainSampler
 
 CLASSES, TRAIN_IMAGES, VAL_IMAGES = 6, 25, 13
 EPOCHS, BATCH, STEPS = 2, 4, 6
@@ -47,7 +47,7 @@ def make_images(root: Path) -> Path:
 
 
 def write_recipe(file: Path, images: Path, **changes: Any) -> Path:
-    """Random crops, dropout, batch norm and momentum: state that a resumed run has to have again."""
+    """Random crops, dropout, batch norm and momentum: state that a resumed run must restore."""
     content: dict[str, Any] = {
         "task": "classification",
         "epochs": EPOCHS,
@@ -73,7 +73,7 @@ def figures(folder: Path) -> list[dict[str, str]]:
 
 
 def outcome(folder: Path) -> tuple[bytes, bytes, list[dict[str, str]]]:
-    """All that two runs of one recipe have in common, bit for bit."""
+    """Everything that must be identical in two runs of one recipe, bit for bit."""
     weights = ((folder / f"{name}.safetensors").read_bytes() for name in ("last", "best"))
     return *weights, figures(folder)
 
@@ -94,7 +94,7 @@ def wait_for_end(processes: Sequence[int]) -> None:
 
 
 def alive(process: int) -> bool:
-    """Whether it is there, and not only its exit code."""
+    """Whether the process is alive, not a zombie."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -102,7 +102,7 @@ def alive(process: int) -> bool:
 
 
 class Gate:
-    """An image that a run gets when the test wants it to."""
+    """An image that a run can read only when the test lets it."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._content, self._pipe = path, path.read_bytes(), -1
@@ -110,18 +110,18 @@ class Gate:
 
     @classmethod
     def at_step(cls, images: Path, *, epoch: int, step: int, batch: int = BATCH) -> Gate:
-        """In front of a step, all of it counted from 0; of several processes, the last one waits for it."""
-        order = ShuffledShare(TRAIN_IMAGES, batch=batch, rank=0, processes=1, seed=0, epoch=epoch)
+        """Wait before a step, counted from 0; of several processes, the last one waits."""
+        order = TrainSampler(TRAIN_IMAGES, batch=batch, rank=0, processes=1, seed=0, epoch=epoch)
         *_, (_, index) = list(order)[step]
         return cls(sorted((images / "train").rglob("*.png"))[index])
 
     @classmethod
     def in_scoring(cls, images: Path) -> Gate:
-        """In the midst of scoring; of three processes, the second waits for it."""
+        """Wait during evaluation; of three processes, the second waits."""
         return cls(sorted((images / "val").rglob("*.png"))[7])
 
     def wait(self, run: Started, *, epoch: int = 0) -> None:
-        """Until a process reads the image; in the epochs before the one of that number it gets it."""
+        """Block until a process reads the image; in epochs before this one, let it pass."""
         for passed in range(epoch + 1):
             wait_until(lambda: self._has_reader(run), f"a reader of {self._path}")
             if passed < epoch:
@@ -136,7 +136,7 @@ class Gate:
         return True
 
     def open(self, *, once: bool = False) -> None:
-        """Give the image to whoever reads it; `once`: the next one has to wait again."""
+        """Deliver the image to its reader; with `once`, the next reader waits again."""
         self._replace(os.mkfifo if once else lambda path: path.write_bytes(self._content))
         if self._pipe >= 0:
             # A reader that was killed in the meantime does not mind.
@@ -152,7 +152,7 @@ class Gate:
 
 
 class Fork:
-    """A function in a process of its own; speaks as `subprocess.Popen` does."""
+    """A function in its own process, with the interface of `subprocess.Popen`."""
 
     def __init__(self, context: Any, function: Callable[..., None], *arguments: Any) -> None:
         self.args = arguments
@@ -171,7 +171,7 @@ class Fork:
 
 
 class Started:
-    """A process that leads a group of its own, and what it says."""
+    """A process that leads its own process group, and its output."""
 
     def __init__(self, process: Any, log: Path) -> None:
         self._process, self._log = process, log
@@ -182,11 +182,11 @@ class Started:
         return self._process.poll() is None
 
     def send(self, number: int, *, to_group: bool = False) -> None:
-        """`to_group`: to the processes that it started as well, as a terminal does."""
+        """`to_group`: also to its child processes, as a terminal does."""
         (os.killpg if to_group else os.kill)(self.pid, number)
 
     def wait(self) -> int:
-        """The exit code; negative, the signal that killed it."""
+        """The exit code; if negative, the signal that killed it."""
         try:
             return self._process.wait(DEADLINE)
         except subprocess.TimeoutExpired:
@@ -207,7 +207,7 @@ class Started:
 
 
 class Runner:
-    """Starts runs, and leaves none behind."""
+    """Starts runs, and stops those still running at the end."""
 
     def __init__(self, logs: Path) -> None:
         self._logs, self._groups, self._count = logs, set[int](), 0
@@ -221,7 +221,7 @@ class Runner:
         return self._forked(run_torchrun, processes, restarts, words)
 
     def command(self, *command: object) -> Started:
-        """A command as a user types it, seconds of imports included."""
+        """A command as a user types it, including seconds of imports."""
         log = self._log()
         with open(log.with_suffix(".out"), "wb") as out, open(log.with_suffix(".err"), "wb") as err:
             words = [sys.executable, *map(str, command)]
@@ -234,7 +234,7 @@ class Runner:
                 os.killpg(group, signal.SIGKILL)
 
     def note_workers(self, torchrun: Started) -> list[int]:
-        """The processes that torchrun started, which have groups of their own."""
+        """The processes started by torchrun, which lead their own groups."""
         self._groups.update(torchrun.workers)
         return torchrun.workers
 
@@ -271,7 +271,7 @@ def run_polynl(words: Sequence[object], hooks: Mapping[str, Any]) -> None:
 
 
 class _Death:
-    """Kills the process where it is about to give a file its name, the file half written."""
+    """Kills the process when it is about to rename a file, and leaves the file half written."""
 
     def __init__(self, countdown: int) -> None:
         self._countdown = countdown
@@ -311,7 +311,7 @@ def _as_worker(environment: Mapping[str, str], words: Sequence[str]) -> None:
 
 
 def heed_signals() -> None:
-    """As a process does whom nobody told otherwise: no torchrun, no shell that runs it in the background."""
+    """Restore the default signal handlers, which a background shell may have changed."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
@@ -323,7 +323,7 @@ def copied(folder: Path, to: Path) -> Path:
 
 
 def at(checkpoint: Path) -> tuple[int, int]:
-    """Epochs and steps done."""
+    """Completed epochs and steps."""
     state = load_checkpoint(checkpoint)
     return state["epoch"], state["step"]
 

@@ -1,4 +1,4 @@
-"""What the tests of training share: a tiny recipe and a folder of small images."""
+"""Shared by the tests of training: a tiny recipe and a folder of small images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: what goes in comes out, damage is found, and nothing in a file is ever run."""
+"""Checkpoints: round trip, detection of damage, and no execution of code in a file."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_whatever_byte_is_changed_the_state_is_refused_or_whole(tmp_path: Path, 
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.6, 0.9, 0.99])
 def test_a_file_cut_short_is_found(tmp_path: Path, saved: bytes, part: float) -> None:
     (tmp_path / LAST).write_bytes(saved[: int(part * len(saved))])
-    with pytest.raises(CheckpointError, match=r"last\.pt is damaged or no checkpoint: \S") as caught:
+    with pytest.raises(CheckpointError, match=r"last\.pt is damaged or not a checkpoint: \S") as caught:
         load_checkpoint(tmp_path / LAST)
     assert "\n" not in str(caught.value)
 
@@ -243,7 +243,9 @@ def test_nothing_in_a_file_is_run(tmp_path: Path, saved: bytes, kind: str) -> No
 )
 def test_what_is_no_checkpoint_of_ours_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / LAST).write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"last\.pt is (not a checkpoint of|damaged or no checkpoint)"):
+    with pytest.raises(
+        CheckpointError, match=r"last\.pt is (not a training checkpoint of|damaged or not a checkpoint)"
+    ):
         load_checkpoint(tmp_path / LAST)
 
 

@@ -1,4 +1,4 @@
-"""A damaged checkpoint, a full disk or a loss that is no number stops a run, and costs nothing."""
+"""A damaged checkpoint, a full disk or a NaN loss stops a run without losing its progress."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def assert_stopped_by_a_full_disk(code: int, complaints: str, out: Path) -> None
     assert code == 1
     assert f"{out} cannot be written to: " in complaints
     assert f"The last good checkpoint is {out}/last.pt, after epoch 1." in complaints
-    assert "Make room, then go on with --resume." in complaints
+    assert "Make room, then continue with --resume." in complaints
     assert_short(complaints)
     assert half_written(out) == []
     assert at(out / "last.pt") == (1, 0)
@@ -214,7 +214,7 @@ def test_a_loss_that_is_no_number_stops_a_run_and_costs_nothing(
     words = ["train", recipe, "--out", tmp_path / "run", "--checkpoint-every", "1"]
     code, _, err = run(capsys, *words)
     assert code == 1
-    assert "no finite loss at step 3 of epoch 2: cross_entropy nan." in err
+    assert "the loss is not finite at step 3 of epoch 2: cross_entropy nan." in err
     assert f"The last good checkpoint is {tmp_path}/run/last.pt, after step 2 of epoch 2." in err
     assert_short(err)
     monkeypatch.undo()
@@ -227,17 +227,17 @@ def test_the_last_checkpoint_before_a_loss_that_is_no_number_is_good(
 ) -> None:
     words = ["train", recipe, "--out", tmp_path, "--checkpoint-every", "1", "--optimizer.lr", "1e30"]
     code, _, err = run(capsys, *words)
-    assert (code, "no finite loss at step 2 of epoch 1" in err) == (1, True)
+    assert (code, "the loss is not finite at step 2 of epoch 1" in err) == (1, True)
     assert_short(err)
     assert at(tmp_path / "last.pt") == (0, 1)
     assert all(value.isfinite().all() for value in load_checkpoint(tmp_path / "last.pt")["model"].values())
 
 
 def test_weights_that_are_no_numbers_are_not_saved(recipe: Path, tmp_path: Path, capsys: Any) -> None:
-    """A step can make them of a loss that is a number; the next loss would tell too late."""
+    """A step can produce them from a finite loss; the next loss would show it too late."""
     keys = ["--optimizer.lr", "1e38", "--optimizer.weight-decay", "1000", "--checkpoint-every", "1"]
     code, _, err = run(capsys, "train", recipe, "--out", tmp_path, *keys)
     assert code == 1
-    assert "weights that are not finite after step 1 of epoch 1. There is no checkpoint yet." in err
+    assert "the weights are not finite after step 1 of epoch 1. There is no checkpoint yet." in err
     assert_short(err)
     assert not (tmp_path / "last.pt").exists()

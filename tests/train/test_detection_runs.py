@@ -181,14 +181,17 @@ def test_a_results_file_with_a_mistake(
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("", "give what is to be scored: --checkpoint FILE or --detections PATH."),
-        ("--checkpoint a.pt --detections b.json", "give what is to be scored"),
+        ("", "specify what to score: --checkpoint FILE or --detections PATH."),
+        ("--checkpoint a.pt --detections b.json", "specify what to score"),
         ("--detections nowhere.json", "--detections: there is no file nowhere.json."),
-        ("--detections a.json --save-detections b.json", "--save-detections: --detections names a file that"),
+        (
+            "--detections a.json --save-detections b.json",
+            "--save-detections cannot be combined with --detections",
+        ),
         ("--checkpoint nowhere.pt", "--checkpoint: there is no file nowhere.pt."),
         (
             "--checkpoint a.pt --save-detections .",
-            "--save-detections: . is a folder; give the name of a file.",
+            "--save-detections: . is a folder; expected a file.",
         ),
     ],
 )
@@ -205,7 +208,7 @@ def test_classification_has_no_detections(option: str, tmp_path: Path, capsys: A
     words = [option, tmp_path / "x", *checkpoint]
     code, _, err = run(capsys, "evaluate", Path(__file__).with_name("tiny.yaml"), *words)
     assert code == 2
-    assert f"{option}: classification finds no boxes" in err
+    assert f"{option}: classification is not a detection task" in err
 
 
 def test_a_checkpoint_without_the_block_is_not_scored_as_one_with_it(
@@ -238,7 +241,7 @@ def test_nothing_to_find_on_what_could_be_read(
         capsys, "evaluate", learned / "recipe.yaml", "--checkpoint", learned / "last.pt", *words
     )
     assert code == 1
-    assert "on the images that could be read there is nothing to find." in err
+    assert "the validation images that can be read contain no objects." in err
 
 
 def test_a_checkpoint_is_scored_without_training_images(learned: Path, coco: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Processes of torchrun learn what one learns, and what happens to one of them costs nothing."""
+"""Several processes learn what one learns, and survive the failure of one of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from polynl.train.checkpoint import load_checkpoint
-from polynl.train.loading import Seeded, ShuffledShare, hash_seed
+from polynl.train.loading import SeededDataset, TrainSampler, hash_seed
 from polynl.train.recipe_file import load_recipe
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="named pipes, /proc and resource limits")
@@ -40,14 +40,14 @@ Weights = dict[str, Tensor]
 
 @pytest.fixture(scope="module")
 def plain(images: Path) -> Path:
-    """Nothing in it depends on who has which image."""
+    """A recipe whose result does not depend on which process has which image."""
     model = {"arch": "small_resnet", "arch_options": {"width": 4}, "norm": "frozen"}
     return write_recipe(images.parent / "plain.yaml", images, model=model, optimizer={"lr": 0.01})
 
 
 @pytest.fixture(scope="module")
 def random(images: Path) -> Path:
-    """Every process has its own dropout, its own batch statistics and its own share of a batch.
+    """Every process has its own dropout, batch statistics and share of a batch.
 
     It is for three of them: the sum of two gradients is the same in either order.
     """
@@ -56,7 +56,7 @@ def random(images: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def plain_by_two(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As a user starts it."""
+    """Started as a user would."""
     folder = tmp_path_factory.mktemp("plain")
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
     done = Runner(folder).command(*torchrun, "-m", "polynl", "train", plain, "--out", folder / "run")
@@ -82,15 +82,15 @@ def plain_by_one(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def exact(plain: Path) -> Weights:
-    """What the recipe says, in float64 and in so many words."""
+    """The recipe's training written out, in float64."""
     recipe = load_recipe(plain)
     task = recipe.build_task()
     torch.manual_seed(hash_seed(recipe.seed))
-    model, data = task.model().double().train(), Seeded(task.train_set(), recipe.seed)
+    model, data = task.model().double().train(), SeededDataset(task.train_set(), recipe.seed)
     momenta = {name: torch.zeros_like(weight) for name, weight in model.named_parameters()}
     for step in range(EPOCHS * STEPS):
         epoch = step // STEPS
-        order = ShuffledShare(len(task.train_set()), batch=BATCH, rank=0, processes=1, seed=0, epoch=epoch)
+        order = TrainSampler(len(task.train_set()), batch=BATCH, rank=0, processes=1, seed=0, epoch=epoch)
         batch = [data[key] for key in list(order)[step % STEPS]]
         pixels = torch.stack([image for image, _ in batch]).double() / 255
         mean, std = (torch.tensor(v)[:, None, None] for v in (task._data.mean, task._data.std))
@@ -113,7 +113,7 @@ def error(folder: Path, exact: Weights) -> float:
 def held(
     runner: Runner, recipe: Path, images: Path, folder: Path, *, epoch: int, step: int
 ) -> tuple[Started, Gate, list[int]]:
-    """Two processes that train in `folder`/run and wait in front of a step; their ids come last."""
+    """Two processes that train in `folder`/run and wait before a step, and their ids."""
     gated = copied(images, folder / "images")
     gate = Gate.at_step(gated, epoch=epoch, step=step)
     begun = runner.torchrun("train", recipe, "--out", folder / "run", "--data.root", gated)
@@ -122,7 +122,7 @@ def held(
 
 
 def assert_one_message(run: Started, message: str, *, times: int = 1) -> None:
-    """The first process says it, each time they are started; all else is torchrun's."""
+    """Only the main process prints it, once per start; everything else is torchrun's."""
     ours = [line for line in run.complaints.splitlines() if line.startswith("polynl:")]
     assert len(ours) == times, run.complaints
     assert all(message in line for line in ours), run.complaints
@@ -187,7 +187,7 @@ def test_a_process_that_is_killed_is_started_again_and_nothing_is_lost(
     # With this recipe one process takes one image.
     code, _, err = run(capsys, "train", random, "--out", out, "--resume")
     assert code == 2
-    assert "was begun with 3 images a step, and these 1 processes would take 1" in err
+    assert "was started with 3 images per step, but these 1 processes would take 1" in err
 
 
 def test_torchrun_stopped_while_it_scores_loses_nothing(
@@ -217,7 +217,7 @@ def test_processes_whose_torchrun_was_killed_save_and_stop(
     assert all(map(alive, workers))
     gate.open()
     wait_for_end(workers)
-    assert_one_message(begun, "stopped since torchrun has ended")
+    assert_one_message(begun, "stopped because torchrun ended")
     state = load_checkpoint(tmp_path / "run" / "last.pt")
     assert (state["epoch"], state["step"]) == (0, 2)
 
@@ -237,9 +237,9 @@ def test_a_full_disk_stops_both_processes_with_one_message(
     ("keys", "restarts", "message"),
     [
         (["--model.norm", "sync", "--overwrite"], 0, "model.norm: sync needs GPUs"),
-        (["--batch", "5", "--overwrite"], 0, "batch: 5 images cannot be shared evenly by 2 processes"),
+        (["--batch", "5", "--overwrite"], 0, "batch: 5 images cannot be split evenly over 2 processes"),
         # What it is told to start again is a run of others.
-        ([], 1, "holds a run already"),
+        ([], 1, "already contains a run"),
     ],
 )
 def test_a_mistake_is_told_once_and_touches_nothing(

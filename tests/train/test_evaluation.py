@@ -25,7 +25,7 @@ ALONE = Processes(0, 1, torch.device("cpu"))
 
 
 def random_model(task: Task) -> nn.Module:
-    """A network that finds every image another."""
+    """A network that gives every image a different answer."""
     torch.manual_seed(1)
     model = task.model()
     model(100 * torch.randn(8, 3, 16, 16))
@@ -33,7 +33,7 @@ def random_model(task: Task) -> nn.Module:
 
 
 def by_hand(model: nn.Module, recipe: Recipe, k: int) -> float:
-    """Percent of images whose class is among the k likeliest, one image after the other."""
+    """Percent of images whose class is among the k likeliest, image by image."""
     right, data = 0, recipe.build_task().val_set()
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (recipe.data.mean, recipe.data.std))
     with torch.no_grad():
@@ -104,7 +104,7 @@ def test_unreadable_images_are_counted_and_do_not_score(tmp_path: Path) -> None:
 
 def test_no_readable_image_at_all_is_an_error_and_no_score(tmp_path: Path) -> None:
     recipe = tiny(*broken_folder(tmp_path, bad=4))
-    with pytest.raises(RunStoppedError, match="none of the 4 images to score on can be read"):
+    with pytest.raises(RunStoppedError, match="none of the 4 validation images can be read"):
         evaluate(recipe.build_task(), random_model(recipe.build_task()), recipe, ALONE)
 
 
@@ -186,7 +186,7 @@ def test_skipped_images_are_told_and_written(tmp_path: Path, capsys: Any) -> Non
 
 @pytest.fixture(scope="module")
 def wrong(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> Path:
-    """A folder of files that are no weights of the network."""
+    """A folder of files that do not contain the network's weights."""
     folder = tmp_path_factory.mktemp("wrong")
     whole, safe = (trained / name for name in ("last.pt", "last.safetensors"))
     (folder / "cut.pt").write_bytes(whole.read_bytes()[:-1000])
@@ -242,7 +242,7 @@ def test_scores_need_a_file(trained: Path, tmp_path: Path, capsys: Any) -> None:
     words = ["evaluate", trained / "recipe.yaml", "--checkpoint", trained / "last.pt", "--out", tmp_path]
     code, out, err = run(capsys, *words)
     assert (code, out) == (2, "")
-    assert "is a folder; give the name of a file." in err
+    assert "is a folder; expected a file." in err
 
 
 def test_a_checkpoint_must_be_named(capsys: Any) -> None:

@@ -117,7 +117,7 @@ def test_a_file_is_no_folder_of_detections(finished: Path, tmp_path: Path, capsy
     words = ["--checkpoint", finished / "last.pt", "--save-detections", tmp_path / "file"]
     code, _, err = run(capsys, "evaluate", recipe, *words)
     assert code == 2
-    assert "is a file; give the name of a folder." in err
+    assert "is a file; expected a folder." in err
 
 
 def test_faces_of_another_model_are_not_mixed_with_these(tmp_path: Path, capsys: Any) -> None:
@@ -127,7 +127,7 @@ def test_faces_of_another_model_are_not_mixed_with_these(tmp_path: Path, capsys:
     words = ["evaluate", TINY, "--checkpoint", tmp_path / "gone.pt", "--save-detections", folder]
     code, out, err = run(capsys, *words)
     assert (code, out) == (2, "")
-    message = f"--save-detections: {folder} already has 0--Parade in it; give a new or empty folder."
+    message = f"--save-detections: {folder} already contains 0--Parade; choose a new or empty folder."
     assert message in " ".join(err.split())
     (folder / "0--Parade").rmdir()
     assert "--checkpoint: there is no file" in run(capsys, *words)[2], "an empty one will do"

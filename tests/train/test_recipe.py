@@ -1,4 +1,4 @@
-"""Recipes: those that polynl brings along, how files build on each other, and keys on the command line."""
+"""Recipes: those that come with polynl, files that build on others, and keys on the command line."""
 
 from __future__ import annotations
 
@@ -14,23 +14,30 @@ from small_runs import TINY, image_folder, tiny
 from torch import nn
 
 from polynl import inserted
-from polynl.blocks import BLOCKS
+from polynl.blocks.registry import BLOCKS, NO_BLOCK
 from polynl.cli import Evaluate, Train
 from polynl.tasks.classification.config import ClassificationConfig
 from polynl.tasks.registry import TASKS
 from polynl.train import loop
 from polynl.train.config import build_optimizer, recipe_class
-from polynl.train.recipe_file import BUILT_IN, keys_of, load_recipe, read_yaml, recipe_of, to_yaml, write_yaml
+from polynl.train.recipe_file import (
+    BUILT_IN,
+    list_keys,
+    load_recipe,
+    parse_recipe,
+    read_yaml,
+    to_yaml,
+    write_yaml,
+)
 
 FOLDER = Path(__file__).parents[2] / "src" / "polynl" / "recipes"
-FILES = sorted(file for file in FOLDER.rglob("*.yaml") if not file.name.startswith("_"))
-CLASSIFIERS = [file for file in FILES if file.parent.name in ("imagenet", "folder", "scenes")]
-IMAGENET = sorted(FOLDER.glob("imagenet/[!_]*.yaml"))
-PAPER_BLOCKS = ("none", "poly_nl", "non_local", "efficient_nl", "latent_gnn", "tesa")
+NAMES = sorted(file.stem for file in FOLDER.glob("*.yaml"))
+PAPER_BLOCKS = [NO_BLOCK, *(name for name, entry in BLOCKS.items() if entry.in_paper)]
+with_each_block = pytest.mark.parametrize("block", PAPER_BLOCKS)
 
 
-def names(files: list[Path]) -> list[str]:
-    return [str(file.relative_to(FOLDER).with_suffix("")) for file in files]
+def imagenet(block: str, *overrides: str) -> Any:
+    return load_recipe("imagenet", ["--model.block", block, *overrides])
 
 
 @pytest.fixture
@@ -38,38 +45,50 @@ def images(tmp_path: Path) -> Path:
     return image_folder(tmp_path / "images", classes=2, images=1)
 
 
-# The recipes that polynl brings along
+# The recipes that come with polynl
 
 
-@pytest.mark.parametrize("name", names(FILES))
+@pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_loads_by_file_and_by_name(name: str, tmp_path: Path, monkeypatch: Any) -> None:
     by_file = load_recipe(FOLDER / f"{name}.yaml")
     assert type(by_file) is recipe_class(by_file.task)
+    # A folder of the same name is not in the way.
+    (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path)
     for said in (name, f"{name}.yaml", f"recipes/{name}.yaml"):
         assert load_recipe(said) == by_file
 
 
-@pytest.mark.parametrize("name", names(CLASSIFIERS))
-def test_every_recipe_of_classes_has_a_network(name: str, images: Path) -> None:
-    recipe = load_recipe(name)
+@with_each_block
+@pytest.mark.parametrize("name", ["imagenet", "folder", "scenes"])
+def test_every_recipe_of_classes_has_a_network(name: str, block: str, images: Path) -> None:
+    recipe = load_recipe(name, ["--model.block", block])
     assert isinstance(recipe, ClassificationConfig)
     if recipe.data.source == "image_folder":
-        recipe = load_recipe(name, ["--data.root", str(images)])
+        recipe = load_recipe(name, ["--model.block", block, "--data.root", str(images)])
     recipe.build_task().check()
-    assert name.endswith(recipe.model.block or "none")
+    assert recipe.model.block == (None if block == "none" else block)
 
 
-def test_there_are_recipes_for_every_block_of_the_paper() -> None:
+def test_every_recipe_stands_alone_and_has_poly_nl_unless_told_otherwise() -> None:
     assert BUILT_IN.resolve() == FOLDER.resolve()
-    assert {file.stem for file in IMAGENET} == {f"resnet50_{block}" for block in PAPER_BLOCKS}
-    assert {file.stem for file in FOLDER.glob("scenes/[!_]*.yaml")} == set(PAPER_BLOCKS)
+    assert len(NAMES) == 9
+    assert len(list(FOLDER.rglob("*.*"))) == 9
+    for name in NAMES:
+        content = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+        assert "base" not in content
+        assert (content["model"]["block"], content["model"]["placement"]) == ("poly_nl", "res4")
 
 
-@pytest.mark.parametrize("name", names(IMAGENET))
-def test_imagenet_recipes_say_the_papers_run(name: str) -> None:
-    recipe = load_recipe(name)
+def test_there_is_a_block_for_every_row_of_the_papers_tables() -> None:
+    assert set(PAPER_BLOCKS) == {"none", "poly_nl", "non_local", "efficient_nl", "latent_gnn", "tesa"}
+
+
+@with_each_block
+def test_imagenet_recipes_say_the_papers_run(block: str) -> None:
+    recipe = imagenet(block)
     assert isinstance(recipe, ClassificationConfig)
+    assert recipe.model.block == (None if block == "none" else block)
     assert recipe.epochs == 90
     assert recipe.precision == "float32"
     assert (recipe.model.arch, recipe.model.arch_options) == ("resnet50", {})
@@ -88,10 +107,10 @@ def test_imagenet_recipes_say_the_papers_run(name: str) -> None:
     assert (data.mean, data.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
-@pytest.mark.parametrize("name", names(IMAGENET))
+@with_each_block
 @pytest.mark.parametrize(("processes", "batch", "lr"), [(8, 256, 0.1), (4, 128, 0.05), (16, 512, 0.2)])
-def test_imagenet_rates_scale_with_the_processes(name: str, processes: int, batch: int, lr: float) -> None:
-    recipe = load_recipe(name)
+def test_imagenet_rates_scale_with_the_processes(block: str, processes: int, batch: int, lr: float) -> None:
+    recipe = imagenet(block)
     assert recipe.total_batch(processes) == batch
     assert recipe.peak_lr(batch) == pytest.approx(lr, rel=1e-12)
     steps = 1_281_167 // batch
@@ -103,14 +122,13 @@ def test_imagenet_rates_scale_with_the_processes(name: str, processes: int, batc
     assert list(rates.values()) == pytest.approx(expected, rel=1e-3, abs=2 * lr / (5 * steps))
 
 
-@pytest.mark.parametrize("name", names(IMAGENET))
-def test_imagenet_networks_have_the_block_and_decay_only_matrices(name: str, images: Path) -> None:
-    recipe = load_recipe(name, ["--data.root", str(images)])
+@with_each_block
+def test_imagenet_networks_have_the_block_and_decay_only_matrices(block: str, images: Path) -> None:
+    recipe = imagenet(block, "--data.root", str(images))
     assert isinstance(recipe, ClassificationConfig)
     with torch.device("meta"):
         model = recipe.build_task().model()
-    block = recipe.model.block
-    expected = {} if block is None else {"layer3.5.polynl_before": BLOCKS[block].block}
+    expected = {} if block == "none" else {"layer3.5.polynl_before": BLOCKS[block].block}
     assert {name: type(found) for name, found in inserted(model).items()} == expected
     group_of = {
         id(parameter): group["weight_decay"]
@@ -131,7 +149,7 @@ def test_imagenet_networks_have_the_block_and_decay_only_matrices(name: str, ima
 
 
 def test_imagenet_residual_branches_begin_at_zero(images: Path) -> None:
-    recipe = load_recipe("imagenet/resnet50_none", ["--data.root", str(images)])
+    recipe = imagenet("none", "--data.root", str(images))
     model = recipe.build_task().model()
     scales = [module.bn3.weight for name, module in model.named_modules() if hasattr(module, "bn3")]
     assert len(scales) == 16
@@ -141,10 +159,10 @@ def test_imagenet_residual_branches_begin_at_zero(images: Path) -> None:
 # Files
 
 
-@pytest.mark.parametrize("name", names(FILES))
+@pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_written_out_is_the_same_recipe(name: str) -> None:
     recipe = load_recipe(name)
-    assert recipe_of(yaml.safe_load(to_yaml(recipe)), "written out") == recipe
+    assert parse_recipe(yaml.safe_load(to_yaml(recipe)), "written out") == recipe
 
 
 def test_unusual_values_survive_being_written_out(tmp_path: Path) -> None:
@@ -290,12 +308,32 @@ def test_options_and_keys_may_be_mixed(words: tuple[str, ...], capsys: Any, monk
     assert options == {"resume": "--resume" in words, "overwrite": False}
 
 
-def test_a_run_goes_to_a_folder_named_after_the_recipe(capsys: Any, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    ("words", "folder"),
+    [
+        ("scenes", "scenes/poly_nl-res4"),
+        ("scenes --model.block none", "scenes/none"),
+        ("recipes/coco.yaml --model.placement res345", "coco/poly_nl-res345"),
+        ("recipes/coco.yaml --model.block tesa --model.placement [res3,res4]", "coco/tesa-res3+res4"),
+        ("my.yaml", "my/poly_nl-res4"),
+        ("lab/recipe.yaml", "lab/poly_nl-res4"),
+        ("out/scenes/poly_nl-res4/recipe.yaml", "scenes/poly_nl-res4"),
+        ("out/scenes/poly_nl-res4/recipe.yaml --model.block tesa", "scenes/tesa-res4"),
+        ("out/scenes/none/recipe.yaml --seed 1", "scenes/poly_nl-res4"),
+    ],
+)
+def test_the_default_folder_names_recipe_block_and_placement(
+    words: str, folder: str, capsys: Any, monkeypatch: Any, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path(words.split()[0])
+    if not path.is_relative_to("recipes") and path.suffix:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text((FOLDER / "scenes.yaml").read_text())
     outs = []
     monkeypatch.setattr(loop, "train", lambda recipe, out, *_, **__: outs.append(out))
-    run(capsys, "train", "scenes/poly_nl")
-    run(capsys, "train", TINY)
-    assert outs == [Path("runs/scenes/poly_nl"), Path("runs/train/tiny")]
+    assert run(capsys, "train", *words.split()) == (0, "", "")
+    assert outs == [Path("runs", folder)]
 
 
 @pytest.mark.parametrize("command", [Train, Evaluate])
@@ -314,21 +352,21 @@ def test_list_keys_shows_every_key_its_value_and_its_meaning(capsys: Any, monkey
     assert (code, err) == (0, "")
     rows = [line.split() for line in out.splitlines()]
     shown = {row[0].removeprefix("--"): row[1] for row in rows if row and row[0].startswith("--")}
-    keys = {key: value for key, value, _ in keys_of(tiny("--epochs", "5"))}
+    keys = {key: value for key, value, _ in list_keys(tiny("--epochs", "5"))}
     assert shown.keys() == keys.keys()
     assert (shown["epochs"], shown["model.block"], shown["optimizer.nesterov"]) == ("5", "poly_nl", "false")
     assert (shown["threads"], shown["optimizer.betas"]) == ("null", "[0.9,")
 
 
-@pytest.mark.parametrize("name", names(FILES))
+@pytest.mark.parametrize("name", NAMES)
 def test_every_key_says_what_it_means(name: str) -> None:
-    assert [key for key, _, meaning in keys_of(load_recipe(name)) if not meaning] == []
+    assert [key for key, _, meaning in list_keys(load_recipe(name)) if not meaning] == []
 
 
 def test_what_list_keys_shows_can_be_given(tmp_path: Path) -> None:
     recipe = tiny("--epochs", "5", "--optimizer.betas", "[0.8,0.9]", "--schedule.milestones", "[1,2]")
     words = []
-    for key, value, _ in keys_of(recipe):
+    for key, value, _ in list_keys(recipe):
         plain = list(value) if isinstance(value, tuple) else value
         words += [f"--{key}", write_yaml(plain, flow=True)]
     assert tiny(*words) == recipe

@@ -1,4 +1,4 @@
-"""A mistake in a recipe gets a few lines that name the key, exit code 2, and leaves nothing on the disk."""
+"""A mistake in a recipe gives a short message with the key and exit code 2, and leaves no files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from small_runs import TINY, image_folder
 from polynl.tasks import registry
 from polynl.tasks.classification import config as classification
 from polynl.train import loop
-from polynl.train.recipe_file import recipe_of
+from polynl.train.recipe_file import parse_recipe
 
 TASKS = ", ".join(registry.TASKS)
 
@@ -27,7 +27,7 @@ def _nothing_trains(monkeypatch: Any) -> None:
 
 
 def refused(capsys: Any, folder: Path, *words: object) -> str:
-    """What is said; `folder` must stay as it is."""
+    """The error message; `folder` must be left unchanged."""
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     code, out, err = run(capsys, *words)
     assert (code, out) == (2, "")
@@ -68,14 +68,17 @@ def here(tmp_path: Path, monkeypatch: Any) -> Path:
         ("--epochs", "--epochs needs a value."),
         ("--epochs --seed 3", "--epochs needs a value."),
         ("--epochs=", "epochs: expected a valid integer (got None)"),
-        ("epochs 3", "what is 'epochs'? Keys of a recipe are given as --key value"),
-        ("--schedule.milestones 3 4", "what is '4'? Keys of a recipe are given as --key value, lists as"),
+        ("epochs 3", "unexpected argument 'epochs'. Override keys of the recipe with --key value"),
+        (
+            "--schedule.milestones 3 4",
+            "unexpected argument '4'. Override keys of the recipe with --key value or --key [a,b]",
+        ),
         ("--schedule.milestones 3", "schedule.milestones: expected a list, as in [1, 2] (got 3)"),
         ("--schedule.milestones [3", "--schedule.milestones [3: line 1, column 3: expected ',' or ']'"),
-        ("--optimizer..lr 3", "what is '--optimizer..lr'?"),
-        ("--=3", "what is '--=3'?"),
-        ("-e 3", "what is '-e'?"),
-        ("--resume yes", "what is 'yes'?"),
+        ("--optimizer..lr 3", "unexpected argument '--optimizer..lr'."),
+        ("--=3", "unexpected argument '--=3'."),
+        ("-e 3", "unexpected argument '-e'."),
+        ("--resume yes", "unexpected argument 'yes'."),
         # A value of the wrong kind.
         ("--epochs many", "epochs: expected a valid integer"),
         ("--epochs 2.5", "(got 2.5)"),
@@ -102,11 +105,11 @@ def here(tmp_path: Path, monkeypatch: Any) -> Path:
         ("--optimizer.betas [0.9,1]", "optimizer.betas.1: expected less than 1 (got 1)"),
         ("--optimizer.nesterov true --optimizer.momentum 0", "optimizer: nesterov needs a momentum above 0"),
         ("--optimizer.clip-norm 0", "optimizer.clip_norm: expected greater than 0 (got 0)"),
-        ("--schedule.milestones [3,2]", "schedule.milestones: expected epochs above 0 in rising order"),
-        ("--schedule.milestones [2,2]", "schedule.milestones: expected epochs above 0 in rising order"),
-        ("--schedule.milestones [0,2]", "schedule.milestones: expected epochs above 0 in rising order"),
-        ("--schedule.milestones [-1]", "schedule.milestones: expected epochs above 0 in rising order"),
-        ("--schedule.warmup-epochs 2.5", "schedule: a rise over warmup_epochs=2.5 ends after epochs=2"),
+        ("--schedule.milestones [3,2]", "schedule.milestones: expected epochs above 0 in increasing order"),
+        ("--schedule.milestones [2,2]", "schedule.milestones: expected epochs above 0 in increasing order"),
+        ("--schedule.milestones [0,2]", "schedule.milestones: expected epochs above 0 in increasing order"),
+        ("--schedule.milestones [-1]", "schedule.milestones: expected epochs above 0 in increasing order"),
+        ("--schedule.warmup-epochs 2.5", "schedule: warmup_epochs=2.5 is more than epochs=2"),
         ("--schedule.warmup-epochs -1", "schedule.warmup_epochs: expected greater than or equal to 0"),
         ("--schedule.gamma 0", "schedule.gamma: expected greater than 0 (got 0)"),
         ("--data.std [0.2,0,0.2]", "data.std.1: expected greater than 0 (got 0)"),
@@ -114,8 +117,8 @@ def here(tmp_path: Path, monkeypatch: Any) -> Path:
         ("--data.seed -1", "data.seed: expected greater than or equal to 0 (got -1)"),
         ("--data.seed 1e30", "data.seed: "),
         ("--loss.label-smoothing 1", "loss.label_smoothing: expected less than 1 (got 1)"),
-        ("--batch-per-process 3", "give one of batch (over all processes) and batch_per_process"),
-        ("--batch null", "give one of batch (over all processes) and batch_per_process"),
+        ("--batch-per-process 3", "give either batch (over all processes) or batch_per_process"),
+        ("--batch null", "give either batch (over all processes) or batch_per_process"),
         # Names.
         (
             "--task clasification",
@@ -169,7 +172,7 @@ def test_a_mistake_on_the_command_line(words: str, expected: str, capsys: Any, h
         ("--model.placement bn1 --model.norm frozen", "model.norm: frozen replaces the norm that bn1."),
         ("--model.placement bn1 --model.norm sync", "model.norm: sync replaces the norm that bn1."),
         ("--model.weights nowhere.pt", "model.weights: there is no file nowhere.pt."),
-        ("--device cuda", "device: cuda was asked for, and PyTorch sees no CUDA device here."),
+        ("--device cuda", "device: cuda was requested, but PyTorch finds no CUDA device."),
     ],
 )
 def test_what_cannot_be_built_is_refused_before_images_are_loaded(
@@ -250,10 +253,10 @@ GOOD = TINY.read_text()
     [
         ("a: [1, 2\nb: 3\n", "cannot be read as YAML: line 2, column 2: expected ',' or ']', but got ':'."),
         ("task: classification\n\tbatch: 3\n", "line 2, column 1: found character '\\t'"),
-        ("- a\n- b\n", "is no recipe: expected keys and values, got list."),
-        ("just words", "is no recipe: expected keys and values, got str."),
-        ("", "is no recipe: expected keys and values, got nothing."),
-        ("task: klassifizier\xe4ng", "is no text in UTF-8: invalid continuation byte at byte 18."),
+        ("- a\n- b\n", "is not a recipe: expected keys and values, got list."),
+        ("just words", "is not a recipe: expected keys and values, got str."),
+        ("", "is not a recipe: expected keys and values, got nothing."),
+        ("task: klassifizier\xe4ng", "is not UTF-8 text: invalid continuation byte at byte 18."),
         ("task: \0", "cannot be read as YAML: unacceptable character"),
         ("!!python/object/apply:os.mkdir [pwned]", "could not determine a constructor for the tag"),
         (GOOD + "epochs: 3\n", "line 19, column 1: epochs is given twice."),
@@ -275,7 +278,7 @@ GOOD = TINY.read_text()
         ("base: nowhere.yaml\n", "bad.yaml: there is no base nowhere.yaml."),
         ("base: [a, b]\n", "bad.yaml: there is no base ['a', 'b']."),
         ("base: /\n", "bad.yaml: there is no base /."),
-        ("base: list.yaml\n", "list.yaml is no recipe: expected keys and values, got list."),
+        ("base: list.yaml\n", "list.yaml is not a recipe: expected keys and values, got list."),
     ],
 )
 def test_a_mistake_in_a_file(content: str, expected: str, capsys: Any, here: Path) -> None:
@@ -291,10 +294,18 @@ def test_a_mistake_in_a_file(content: str, expected: str, capsys: Any, here: Pat
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("scenes/poly_nll", "there is no recipe scenes/poly_nll. Did you mean scenes/poly_nl.yaml"),
-        ("recipes/scenes/polynl.yml", "Did you mean scenes/poly_nl.yaml"),
-        ("nowhere.yaml", "polynl comes with: "),
-        ("scenes", "scenes is a folder. Recipes in it: efficient_nl.yaml, latent_gnn.yaml"),
+        ("scens", "there is no recipe scens. Did you mean scenes"),
+        ("recipes/wider_fase.yml", "there is no recipe recipes/wider_fase.yml. Did you mean wider_face"),
+        ("nowhere.yaml", "polynl comes with: coco, coco_small, faces_small, folder, imagenet, scenes, "),
+        ("scenes/poly_nl", "there is no recipe scenes/poly_nl. Use: scenes --model.block poly_nl\n"),
+        ("recipes/scenes/none.yaml", "Use: scenes --model.block none\n"),
+        ("scenes/non_local", "Use: scenes --model.block non_local\n"),
+        ("imagenet/resnet50_tesa", "Use: imagenet --model.block tesa\n"),
+        (
+            "coco/resnet50_poly_nl_res345.yaml",
+            "Use: coco --model.block poly_nl --model.placement res345\n",
+        ),
+        ("scenes/chess", "Use: scenes --model.block NAME\n"),
         ("mine", "mine is a folder. Recipes in it: recipe.yaml."),
         ("void", "void is a folder. There is no recipe in it."),
         (".", ". is a folder."),
@@ -314,24 +325,24 @@ def test_a_path_that_is_no_recipe(command: str, path: str, expected: str, capsys
 @pytest.mark.parametrize("option", ["--epochs", "--out", "--list-keys"])
 def test_the_recipe_comes_first(option: str, capsys: Any, here: Path) -> None:
     err = refused(capsys, here, "train", option, "3", TINY)
-    assert f"the recipe comes first, not {option}." in err
+    assert f"the recipe must come first, not {option}: polynl train RECIPE [--key value …]" in err
 
 
 def test_resume_and_overwrite_exclude_each_other(capsys: Any, here: Path) -> None:
-    assert "give one of them" in refused(capsys, here, "train", TINY, "--resume", "--overwrite")
+    assert "choose one of them" in refused(capsys, here, "train", TINY, "--resume", "--overwrite")
 
 
 @pytest.mark.parametrize(("out", "expected"), [("taken", "File exists"), ("taken/below", "Not a directory")])
 def test_a_folder_that_cannot_be_made(out: str, expected: str, capsys: Any, here: Path) -> None:
     (here / "taken").write_text("a file")
     err = refused(capsys, here, "train", TINY, "--out", out)
-    assert f"--out: no run can be kept in {out}: {expected}" in err
+    assert f"--out: {out} cannot be used as a folder: {expected}" in err
 
 
 def test_a_batch_that_cannot_be_shared_evenly() -> None:
-    recipe = recipe_of(
+    recipe = parse_recipe(
         {"task": "classification", "epochs": 1, "batch": 6, "data": {"source": "scenes"}}, "it"
     )
     assert [recipe.total_batch(count) for count in (1, 2, 3, 6)] == [6] * 4
-    with pytest.raises(ValueError, match="batch: 6 images cannot be shared evenly by 4 processes"):
+    with pytest.raises(ValueError, match="batch: 6 images cannot be split evenly over 4 processes"):
         recipe.total_batch(4)

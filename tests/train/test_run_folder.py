@@ -1,4 +1,4 @@
-"""The folder of a run, and what a run shows."""
+"""The folder of a run, and its display."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import polynl
 from polynl import cli
 from polynl.errors import SettingsError
+from polynl.train.config import neutral_keys
 from polynl.train.loop import train
 from polynl.train.progress import Display, duration, epoch_line, summary
-from polynl.train.recipe_file import load_recipe, recipe_of
+from polynl.train.recipe_file import load_recipe, parse_recipe
 from polynl.train.run_folder import RunFolder
 
 # As many threads as the other tests have, or these would be left with others.
@@ -50,7 +51,7 @@ class Finished:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """One run from the command line, with everything that it left."""
+    """One run from the command line, with its output and files."""
     folder, output = tmp_path_factory.mktemp("out of") / "my run", io.StringIO()
     command = ["train", str(TINY), *WORDS, "--out", str(folder)]
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(output):
@@ -144,7 +145,7 @@ def test_a_line_an_epoch_and_a_summary_are_printed(finished: Finished) -> None:
     (top1,) = [line for line in table.splitlines() if "top1" in line]
     cells = [cell.strip() for cell in top1.split("│")]
     assert cells[1:4] == ["top1", f"{best['top1']:.4g}", f"{last['top1']:.4g}"]
-    assert "everything is in" in table
+    assert "results are in" in table
     assert "\x1b" not in finished.output, "there are no colours where there is no terminal"
 
 
@@ -181,7 +182,7 @@ def test_the_bar_shows_how_far_the_run_is_and_how_long_it_will_take() -> None:
 
 
 class Noting(Display):
-    """Keeps what is shown."""
+    """Records what is shown."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -247,14 +248,14 @@ def test_the_summary_names_the_best_epoch_not_the_last() -> None:
     assert re.search(r"top1 +│ +50 +│ +40", shown(console))
 
 
-# Beginning, going on and beginning anew
+# Start, resume and overwrite
 
 
 def test_a_folder_with_a_run_is_not_overwritten_unasked(finished: Finished, capsys: Any) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.folder.rglob("*")}
     code, _, err = run(capsys, "train", TINY, "--out", finished.folder)
     assert code == 2
-    assert "holds a run already: go on with it by --resume, replace it by --overwrite" in err
+    assert "already contains a run; continue it with --resume, replace it with --overwrite" in err
     assert {path: path.stat().st_mtime_ns for path in finished.folder.rglob("*")} == before
 
 
@@ -273,11 +274,25 @@ def test_one_run_has_one_recipe(finished: Finished, capsys: Any) -> None:
     words = ["train", TINY, *WORDS, "--optimizer.lr", "0.5", "--model.options.form", "gram", "--resume"]
     code, _, err = run(capsys, *words, "--out", finished.folder)
     assert code == 2
-    assert "was begun with another recipe, and one run has one:" in err
+    assert "was started with another recipe; it can only be continued as it was:" in err
     assert "  optimizer.lr: 0.05 → 0.5\n" in err
     assert "  model.options.form: None → gram\n" in err
     harmless = ["--workers", "0", "--threads", "1", "--checkpoint-every", "3", "--val-batch", "5"]
     assert run(capsys, "train", TINY, *WORDS, *harmless, "--out", finished.folder, "--resume")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("scenes", set()),
+        ("imagenet", {"data.root", "data.on_bad_image"}),
+        ("coco", {"data.root", "data.on_bad_image"}),
+        ("wider_face", {"data.root", "data.on_bad_image", "data.ground_truth"}),
+    ],
+)
+def test_keys_that_may_change_when_a_run_resumes(name: str, expected: set[str]) -> None:
+    always = {"workers", "threads", "device", "checkpoint_every", "val_batch"}
+    assert neutral_keys(load_recipe(name)) == always | expected
 
 
 @pytest.mark.parametrize("content", ["[", "- 1", "task: nothing", "\xff"])
@@ -291,7 +306,7 @@ def test_a_start_that_failed_needs_no_overwrite(tmp_path: Path, capsys: Any) -> 
     words = ["train", TINY, "--out", tmp_path / "out", "--epochs", "1"]
     code, _, err = run(capsys, *words, "--batch", "30")
     assert code == 2
-    assert "batch: a step takes 30 images, and there are 20." in err
+    assert "batch: a step needs 30 images, but there are only 20." in err
     code, _, err = run(capsys, *words)
     assert (code, err) == (0, "")
 
@@ -301,7 +316,7 @@ def test_somebody_elses_recipe_is_not_overwritten(tmp_path: Path, capsys: Any) -
     file.write_text(TINY.read_text())
     code, _, err = run(capsys, "train", file, "--out", tmp_path)
     assert code == 2
-    assert "holds a run already" in err
+    assert "already contains a run" in err
     assert file.read_text() == TINY.read_text()
 
 
@@ -325,4 +340,4 @@ def test_skipped_images_are_told_and_noted(tmp_path: Path) -> None:
     assert "skipped: " in shown(console)
     assert "class0/1.png" in shown(console)
     assert "1 unreadable images skipped" in shown(console)
-    assert recipe_of(yaml.safe_load((tmp_path / "run/recipe.yaml").read_text()), "it") == recipe
+    assert parse_recipe(yaml.safe_load((tmp_path / "run/recipe.yaml").read_text()), "it") == recipe

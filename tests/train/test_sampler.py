@@ -1,4 +1,4 @@
-"""Which process sees which image when."""
+"""Samplers: which process reads which image in which step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 import torch
 
-from polynl.train.loading import EveryImageOnce, Seeded, ShuffledShare, hash_seed
+from polynl.train.loading import EvalSampler, SeededDataset, TrainSampler, hash_seed
 
 
 def shares(
@@ -24,7 +24,7 @@ def shares(
 ) -> list[list[list[tuple[int, int]]]]:
     """The batches of every process."""
     samplers = [
-        ShuffledShare(
+        TrainSampler(
             length,
             batch=batch,
             rank=rank,
@@ -202,13 +202,13 @@ def test_all_processes_share_the_batches_of_groups_and_go_on_with_them(processes
 
 
 def test_groups_are_of_all_images() -> None:
-    with pytest.raises(ValueError, match="groups: expected a number for each of 10 images, got 9"):
+    with pytest.raises(ValueError, match="groups: expected one number for each of 10 images, got 9"):
         shares(10, 2, groups=[0] * 9)
 
 
 def test_groups_of_all_of_coco() -> None:
     groups = random_groups(118_000, 0)
-    share = ShuffledShare(118_000, batch=16, rank=0, processes=1, seed=0, epoch=0, groups=groups)
+    share = TrainSampler(118_000, batch=16, rank=0, processes=1, seed=0, epoch=0, groups=groups)
     seen = [index for batch in share for _, index in batch]
     assert len(set(seen)) == len(seen) == 118_000
 
@@ -220,9 +220,7 @@ def test_groups_of_all_of_coco() -> None:
 @pytest.mark.parametrize("batch", [1, 3, 16, 200])
 @pytest.mark.parametrize("processes", [1, 2, 3, 8])
 def test_scoring_takes_every_image_exactly_once(length: int, batch: int, processes: int) -> None:
-    samplers = [
-        EveryImageOnce(length, batch=batch, rank=rank, processes=processes) for rank in range(processes)
-    ]
+    samplers = [EvalSampler(length, batch=batch, rank=rank, processes=processes) for rank in range(processes)]
     found = [list(sampler) for sampler in samplers]
     assert [len(sampler) for sampler in samplers] == [len(batches) for batches in found]
     sizes = [len(batch) for batches in found for batch in batches]
@@ -234,7 +232,7 @@ def test_scoring_takes_every_image_exactly_once(length: int, batch: int, process
 
 
 class Noise(torch.utils.data.Dataset[torch.Tensor]):
-    """An image that is all augmentation."""
+    """A data set whose images consist of augmentation only."""
 
     def __len__(self) -> int:
         return 5
@@ -244,18 +242,18 @@ class Noise(torch.utils.data.Dataset[torch.Tensor]):
 
 
 def test_augmentation_depends_on_seed_epoch_and_image_and_on_nothing_before_it() -> None:
-    data = Seeded(Noise(), 3)
+    data = SeededDataset(Noise(), 3)
     keys = list(itertools.product(range(3), range(5)))
     first = {key: data[key] for key in keys}
     torch.randn(7)
     assert all(torch.equal(data[key], first[key]) for key in reversed(keys))
     assert len({tuple(noise.tolist()) for noise in first.values()}) == len(keys)
-    assert not torch.equal(Seeded(Noise(), 4)[0, 0], first[0, 0])
+    assert not torch.equal(SeededDataset(Noise(), 4)[0, 0], first[0, 0])
 
 
 def test_augmentation_leaves_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
-    Seeded(Noise(), 0)[1, 2]
+    SeededDataset(Noise(), 0)[1, 2]
     assert torch.equal(torch.get_rng_state(), before)
 
 

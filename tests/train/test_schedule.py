@@ -19,7 +19,7 @@ def factors(part: ScheduleConfig, steps: int = STEPS, epochs: int = EPOCHS) -> l
 
 
 def torchs(make: Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler], count: int) -> list[float]:
-    """The rates of a scheduler of torch that begins at 1, step by step."""
+    """The learning rates of a torch scheduler that starts at 1, step by step."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     scheduler, rates = make(optimizer), []
     for _ in range(count):

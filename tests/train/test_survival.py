@@ -1,4 +1,4 @@
-"""A run that is stopped or killed goes on as if nothing had happened."""
+"""A run that is stopped or killed resumes exactly: bit for bit as if undisturbed."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from real_runs import (
     outcome,
 )
 
-from polynl.train import interruption
+from polynl.train import processes
 from polynl.train.checkpoint import load_checkpoint
-from polynl.train.processes import Interruption
+from polynl.train.processes import StopRequest
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="named pipes, /proc and resource limits")
 KILLED = -signal.SIGKILL
@@ -56,7 +56,7 @@ def test_a_run_stopped_again_and_again_ends_as_if_it_never_was(
         gate.open()
         assert begun.wait() == 128 + kind, begun.said
         assert f"stopped by {kind.name}. The last good checkpoint is {out}/last.pt" in begun.complaints
-        assert "Go on with --resume." in begun.complaints
+        assert "Continue with --resume." in begun.complaints
         assert_short(begun.complaints)
         assert half_written(out) == []
         if workers == 0:  # which read ahead
@@ -75,19 +75,19 @@ def test_a_run_stopped_again_and_again_ends_as_if_it_never_was(
 def test_a_signal_that_is_passed_on_counts_once_and_a_later_one_ends_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with handled(signal.SIGINT, signal.default_int_handler), Interruption() as interrupted:
+    with handled(signal.SIGINT, signal.default_int_handler), StopRequest() as interrupted:
         assert not interrupted.requested
         for _ in range(3):  # `timeout`, torchrun and others send what their group has got already
             signal.raise_signal(signal.SIGINT)
         assert interrupted.signal == signal.SIGINT
-        monkeypatch.setattr(interruption, "AGAIN", 0.0)
+        monkeypatch.setattr(processes, "SECOND_SIGNAL_AFTER", 0.0)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
 
 def test_what_was_to_be_ignored_stays_ignored() -> None:
     with handled(signal.SIGHUP, signal.SIG_IGN):  # as `nohup` does
-        with Interruption() as interrupted:
+        with StopRequest() as interrupted:
             signal.raise_signal(signal.SIGHUP)
             assert not interrupted.requested
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
@@ -125,7 +125,7 @@ def test_a_run_killed_again_and_again_ends_as_if_it_never_was(
         assert f"another process is training in {out}" in second.complaints
         assert_short(second.complaints)
         begun.send(signal.SIGKILL)
-        # From here on the folder is free, though processes that read images are still there.
+        # Now the folder is unlocked, although data loading workers are still alive.
         assert begun.wait() == KILLED
         assert (at(out / "last.pt") if kept else (out / "last.pt").exists()) == (kept or False)
     resumed = runner.polynl(*words, "--resume")
@@ -162,7 +162,7 @@ def test_a_run_is_replaced_only_by_one_that_can_begin(
     out = copied(stopped, tmp_path / "run")
     before = contents(out)
     code, _, err = run(capsys, "train", recipe, "--out", out, "--overwrite", "--batch", "26")
-    assert (code, "batch: a step takes 26 images" in err) == (2, True)
+    assert (code, "batch: a step needs 26 images" in err) == (2, True)
     assert contents(out) == before
     assert run(capsys, "train", recipe, "--out", out, "--overwrite")[0] == 0
     assert outcome(out) == outcome(undisturbed)
@@ -176,14 +176,14 @@ def test_a_run_does_not_go_on_with_other_images_or_another_network(
     before = contents(out)
     code, _, err = run(capsys, "train", recipe, "--out", out, "--resume", "--data.root", fewer)
     assert code == 2
-    assert "was begun with 25 images to train on, and now there are 24" in err
+    assert "was started with 25 training images, and now there are 24" in err
     assert contents(out) == before
     state = load_checkpoint(out / "last.pt")
     state["model"]["fc.bias"] = torch.zeros(7)
     torch.save(state, out / "last.pt")
     code, _, err = run(capsys, "train", recipe, "--out", out, "--resume")
     assert code == 2
-    assert "the checkpoint does not fit the recipe" in err
+    assert "the checkpoint does not match the recipe" in err
     assert_short(err, lines=4)
 
 

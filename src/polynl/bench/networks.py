@@ -16,7 +16,7 @@ from polynl.bench.cases import BY_NAME
 from polynl.bench.detectors import COARSEST_STRIDE, NetworkAlone, face_detector_of_side, mask_rcnn_detector
 from polynl.bench.runner import maps, measured, opened
 from polynl.bench.settings import NetSettings
-from polynl.errors import SettingsError, chosen
+from polynl.errors import SettingsError, check_choices
 from polynl.files import write_atomically
 from polynl.models.resnet import PLACEMENTS, insert_at, resnet
 from polynl.results.benchmark import Measurement, Point, Results
@@ -92,9 +92,9 @@ def run_networks(settings: NetSettings, console: Console) -> Results:
     """Measure the plain network and every variant, then show and save the table."""
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    (name,) = chosen([settings.network], list(NETWORKS), "network")
+    (name,) = check_choices([settings.network], list(NETWORKS), "network")
     network = NETWORKS[name]
-    chosen(settings.placements, network.placements, "placement")
+    check_choices(settings.placements, network.placements, "placement")
     variants = selected_variants(settings)
     path = settings.out / "nets.json"
     results = opened(path, settings, kind="nets", methods={}, reference=PLAIN)

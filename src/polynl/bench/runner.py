@@ -18,7 +18,7 @@ from polynl.bench.measure import Task, interleaved_seconds, task, timed
 from polynl.bench.memory import peak_bytes
 from polynl.bench.settings import Settings
 from polynl.environment import environment
-from polynl.errors import begun_otherwise, occupied
+from polynl.errors import changed_run_error, existing_run_error
 from polynl.results.benchmark import Measurement, Point, Results, differences
 
 WARMUP = 2
@@ -40,12 +40,12 @@ def opened(
     if not path.exists() or settings.overwrite:
         return fresh
     if not settings.resume:
-        raise occupied(path)
+        raise existing_run_error(path)
     old = Results.load(path)
     for what in ("settings", "environment"):
         changed = differences(getattr(old, what), getattr(fresh, what))
         if changed:
-            raise begun_otherwise(path, f"other {what}", changed)
+            raise changed_run_error(path, f"other {what}", changed)
     return old
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from polynl.bench.cases import BY_NAME, CASES
-from polynl.errors import SettingsError, check_resume_or_overwrite, chosen
+from polynl.errors import SettingsError, check_choices, check_resume_or_overwrite
 
 # They say where a run is kept and not what it measures.
 ABOUT_THE_FILE = ("out", "resume", "overwrite")
@@ -112,7 +112,7 @@ class LayerSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        chosen(self.blocks, list(BY_NAME), "layer")
+        check_choices(self.blocks, list(BY_NAME), "layer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,4 +139,4 @@ class NetSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        chosen(self.blocks, list(BY_NAME), "block")
+        check_choices(self.blocks, list(BY_NAME), "block")

@@ -180,7 +180,7 @@ def _tell(scenes: SceneFiles, out: Path, missing: list[str], console: Console) -
     words = f"--data.size {scenes.size} --data.resize {scenes.size} --data.scale [1,1]"
     lines = [
         f"{scenes.images:,} training and {scenes.val_images:,} validation scenes are in {out}.",
-        f"ImageFolder: polynl train folder/poly_nl --data.root {shlex.quote(str(out))} {words}",
+        f"ImageFolder: polynl train folder --data.root {shlex.quote(str(out))} {words}",
         f"COCO: {ANNOTATIONS}/instances_train.json describes train/, instances_val.json val/.",
     ]
     if missing:

@@ -22,7 +22,7 @@ from polynl.insertion import insert, inserted
 from polynl.models.resnet import move_strides
 from polynl.models.weights import load_weights
 from polynl.tasks.base import Task
-from polynl.train.run_folder import model_in, recipe_for, task_for
+from polynl.train.run_folder import find_trained
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,8 @@ def subject_of(
     checkpoint: Path, recipe: str | None = None, keys: Sequence[str] = (), options: Sequence[str] = ()
 ) -> Subject:
     """The network in a checkpoint, by the recipe beside it unless one is named; keys as of `polynl train`."""
-    settings = recipe_for(checkpoint, recipe, keys, options)
-    task = task_for(checkpoint, settings)
-    model = model_in(checkpoint, settings, task, torch.device("cpu"))
+    trained = find_trained(checkpoint, recipe, keys, options)
+    task, model = trained.task, trained.load(torch.device("cpu"))
     name = checkpoint.resolve().parent.name
     return Subject(name, model, task.output_labels(), task.view(), task.inputs, task)
 

@@ -27,8 +27,8 @@ from polynl.files import make_folder, write_atomically
 from polynl.predict.drawing import drawn
 from polynl.tasks.base import DetectionTask
 from polynl.tasks.detections import Detections
-from polynl.train.processes import autocast, joined, set_up_torch
-from polynl.train.run_folder import model_in, recipe_for, task_for
+from polynl.train.processes import autocast, join_processes, set_up_torch
+from polynl.train.run_folder import find_trained
 
 DETECTIONS = "detections.json"
 
@@ -51,15 +51,15 @@ def run_predict(
     images = image_files(paths)
     pictures = [out / f"{name}.png" for name in names_apart(images)]
     check_originals_stay(images, pictures)
-    settings = recipe_for(checkpoint, recipe, keys, ("checkpoint", "out", "threshold"))
-    task = task_for(checkpoint, settings)
+    trained = find_trained(checkpoint, recipe, keys, ("checkpoint", "out", "threshold"))
+    settings, task = trained.recipe, trained.task
     if not isinstance(task, DetectionTask):
         raise SettingsError(f"predict draws what detectors find, and {settings.task} finds no boxes.")
     set_up_torch(settings)
     content: dict[str, Any] = {"images": [], "annotations": [], "categories": []}
     unreadable = 0
-    with joined(settings.device) as processes:
-        model = model_in(checkpoint, settings, task, processes.device)
+    with join_processes(settings.device) as processes:
+        model = trained.load(processes.device)
         make_folder(out)
         names = task.labels()
         content["categories"] = [{"id": label, "name": name} for label, name in names.items()]

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from polynl.environment import environment
-from polynl.errors import occupied
+from polynl.errors import existing_run_error
 from polynl.files import write_atomically
 from polynl.report.run import REPORT, run_report
 from polynl.reproduce.costs import Cost, measured_costs
@@ -72,7 +72,7 @@ def planned(settings: ReproduceSettings, keys: Sequence[str], *, threads: int) -
         Training(
             block,
             seed,
-            load_recipe(f"{kind}/{block}", [*words, "--seed", str(seed), *keys]),
+            load_recipe(kind, ["--model.block", block, *words, "--seed", str(seed), *keys]),
             settings.out / f"{block}-seed{seed}",
         )
         for seed in dict.fromkeys(settings.seeds)
@@ -85,12 +85,12 @@ def _prepare(settings: ReproduceSettings, trainings: Sequence[Training]) -> None
     begun = [training for training in trainings if (training.folder / RECIPE).exists()]
     if settings.resume:
         for training in begun:
-            RunFolder(training.folder).check_same(training.recipe)
+            RunFolder(training.folder).check_unchanged(training.recipe)
     elif settings.overwrite:
         for training in begun:
             shutil.rmtree(training.folder)
     elif begun or any((settings.out / name).exists() for name in (RESULTS, f"{LAYERS}/{BENCHES[0]}")):
-        raise occupied(settings.out, "results", it="them")
+        raise existing_run_error(settings.out, "results", it="them")
 
 
 def _costs(trainings: Sequence[Training]) -> dict[str, Cost]:

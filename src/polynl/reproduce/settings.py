@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from polynl.errors import SettingsError, check_resume_or_overwrite, chosen
+from polynl.errors import SettingsError, check_choices, check_resume_or_overwrite
 from polynl.results.paper import PAPER
 
 # The blocks that the paper compares on ImageNet, the plain network first.
@@ -41,7 +41,7 @@ class ReproduceSettings:
     """Replace what is in --out."""
 
     def __post_init__(self) -> None:
-        chosen(self.blocks, BLOCKS, "block")
+        check_choices(self.blocks, BLOCKS, "block")
         if not self.seeds or min(self.seeds) < 0:
             raise SettingsError(f"--seeds {' '.join(map(str, self.seeds))}: expected numbers from 0 on.")
         if self.jobs is not None and self.jobs < 1:

@@ -17,8 +17,9 @@ from polynl.files import read_json
 from polynl.results.benchmark import Results
 from polynl.results.paper import PAPER, row_label, row_name
 from polynl.train.checkpoint import BEST_WEIGHTS, LAST_WEIGHTS
-from polynl.train.recipe_file import read_yaml, recipe_of
-from polynl.train.run_folder import ENVIRONMENT, HARMLESS, METRICS, RECIPE
+from polynl.train.config import Recipe, neutral_fields
+from polynl.train.recipe_file import parse_recipe, read_yaml
+from polynl.train.run_folder import ENVIRONMENT, METRICS, RECIPE
 
 # What `polynl reproduce` writes.
 RESULTS, LAYERS = "results.json", "layers"
@@ -242,7 +243,7 @@ def _training(found: Gathered, folder: Path) -> Trained:
         content = read_yaml(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SettingsError(f"{file} cannot be read: {error}") from None
-    recipe = recipe_of(content, str(file))
+    recipe = parse_recipe(content, str(file))
     file = folder / f"{METRICS}.json"
     figures = read_json(file)
     with _reading(file, "has no rows of figures as `polynl train` writes"):
@@ -285,7 +286,8 @@ def _told_apart(studies: Sequence[Study]) -> list[Study]:
 
 def _learns(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """What the trainings of one variant share: all but the seed, and what only changes how fast they are."""
-    return {key: value for key, value in recipe.items() if key != "seed" and key not in HARMLESS}
+    left_out = {"seed", *neutral_fields(Recipe)}
+    return {key: value for key, value in recipe.items() if key not in left_out}
 
 
 def _compared(recipe: Mapping[str, Any]) -> list[Any]:

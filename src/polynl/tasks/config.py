@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from polynl.config import Config, Probability
+from pydantic import Field
+
+from polynl.config import NEUTRAL, Config, Probability
 from polynl.data.config import Split
 from polynl.errors import SettingsError, near_matches
 from polynl.models.resnet import ResNetConfig
@@ -34,13 +36,13 @@ class FlipConfig(Config):
 class FilesConfig(SourceConfig):
     """Two folders of images."""
 
-    root: Path
+    root: Path = Field(json_schema_extra=NEUTRAL)
     """Folder of the data set."""
     train: str
     """Folder of the training images, relative to root."""
     val: str
     """Folder of the validation images, relative to root."""
-    on_bad_image: Literal["stop", "skip"] = "stop"
+    on_bad_image: Literal["stop", "skip"] = Field("stop", json_schema_extra=NEUTRAL)
     """If an image cannot be decoded: stop with its path, or skip and count it."""
 
     def check_root(self) -> None:

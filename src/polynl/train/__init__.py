@@ -1,1 +1,1 @@
-"""The one training loop, for all tasks, on one process or many."""
+"""Training: recipes, the loop shared by all tasks, evaluation and run folders."""

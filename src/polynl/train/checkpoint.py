@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, read without running what is in them, and the one before kept."""
+"""Checkpoints: written atomically, read without executing code, the previous one kept."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from polynl.models.weights import damaged_entry
 FORMAT = "polynl training checkpoint 1"
 LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
 LAST_WEIGHTS, BEST_WEIGHTS = "last.safetensors", "best.safetensors"
-# What last.pt is called until it is whole, and once it was found damaged.
+# The names of last.pt before it is complete, and after it was found damaged.
 FRESH, DAMAGED = ".last.pt.new", "last.pt.damaged"
 
 
 class CheckpointError(SettingsError):
-    """A file that is no checkpoint, or is damaged."""
+    """A file that is damaged or not a checkpoint."""
 
 
 def save_checkpoint(folder: Path, state: dict[str, Any], *, best: bool = False) -> None:
-    """Write `last.pt` and keep the one before it as `previous.pt`; where `best`, write `best.pt` as well."""
+    """Write `last.pt` and keep its predecessor as `previous.pt`; with `best`, write `best.pt` too."""
     content = io.BytesIO()
     torch.save({"format": FORMAT, **state}, content)
-    # Before last.pt: a run that is killed in between comes here again.
+    # Before last.pt: a run killed in between resumes from the old one and writes best.pt again.
     if best:
         write_atomically(folder / BEST, content.getbuffer())
     write_atomically(folder / FRESH, content.getbuffer())
@@ -53,17 +53,17 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{path} holds more than tensors and plain values; it is not loaded, since it could run any code."
+            f"{path} was not loaded: it contains more than tensors and plain values, and could execute code."
         ) from error
-    except Exception as error:  # there is no end to what a damaged file raises
-        raise CheckpointError(f"{path} is damaged or no checkpoint: {_first_line(error)}") from error
+    except Exception as error:  # a damaged file can raise almost anything
+        raise CheckpointError(f"{path} is damaged or not a checkpoint: {_first_line(error)}") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise CheckpointError(f"{path} is not a checkpoint of polynl's training.")
+        raise CheckpointError(f"{path} is not a training checkpoint of polynl.")
     return state
 
 
 def load_last(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
-    """The newest checkpoint that can be read, None where there is none, and what is wrong with newer ones."""
+    """The newest readable checkpoint, or None if there is none, and what is wrong with newer ones."""
     problems: list[str] = []
     for name in (LAST, PREVIOUS):
         if (folder / name).exists():
@@ -76,13 +76,13 @@ def load_last(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
     return None, problems
 
 
-def put_aside(folder: Path) -> None:
-    """Rename a damaged `last.pt`: the next checkpoint would move it over the good `previous.pt`."""
+def set_aside_damaged(folder: Path) -> None:
+    """Rename a damaged `last.pt`, which the next save would otherwise move over the good `previous.pt`."""
     os.replace(folder / LAST, folder / DAMAGED)
 
 
 def export_weights(path: Path, weights: dict[str, Tensor]) -> None:
-    """The weights alone, as safetensors."""
+    """Write the weights alone, as safetensors."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     write_atomically(path, safetensors_bytes(plain))
 

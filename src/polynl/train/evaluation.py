@@ -1,4 +1,4 @@
-"""Scoring a model on the images of a recipe, every one of them once."""
+"""Evaluation: scores of a model or of saved detections on the validation images of a recipe."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from torch import nn
 
 from polynl.errors import RunStoppedError, SettingsError
 from polynl.files import check_destination, write_atomically
-from polynl.models.weights import load_weights
 from polynl.tasks.base import DetectionScorer, DetectionTask, Scorer, Task
 from polynl.train.config import Recipe
-from polynl.train.loading import EveryImageOnce, Reader
-from polynl.train.processes import Processes, autocast, joined, set_up_torch, to_device
+from polynl.train.loading import EvalSampler, Reader
+from polynl.train.processes import Processes, autocast, join_processes, set_up_torch
+from polynl.train.run_folder import TrainedModel
 
 
 def evaluate(
@@ -34,25 +34,29 @@ def evaluate(
     stop: Callable[[], bool] = lambda: False,
     tick: Callable[[str], None] = lambda text: None,
 ) -> tuple[dict[str, float], int] | None:
-    """The scores over all processes, and how many images could not be read; None where `stop` says so first.
+    """The scores over all processes and the number of unreadable images; None if `stop` returns True first.
 
-    The model is called without its wrapper for training, so that processes may have different numbers of
-    batches.
+    Takes the model without its DDP wrapper, so that processes may have different numbers of batches.
     """
     model.eval()
     if scorer is None:
         scorer = task.scorer()
     seen = skipped = 0
-    share = _share(task, recipe, processes)
+    batches = EvalSampler(
+        len(task.val_set()),
+        batch=recipe.scoring_batch(processes.count),
+        rank=processes.rank,
+        processes=processes.count,
+    )
     with ExitStack() as stack:
         if reader is None:
             reader = stack.enter_context(closing(val_reader(task, recipe, processes)))
         stack.enter_context(torch.no_grad())
         stack.enter_context(autocast(recipe, processes.device))
-        for number, batch in enumerate(reader.batches(share)):
+        for number, batch in enumerate(reader.batches(batches)):
             if stop():
                 break
-            tick(f"{number}/{len(share)}")
+            tick(f"{number}/{len(batches)}")
             seen, skipped = seen + len(batch), skipped + len(batch.bad)
             if len(batch):
                 scorer.update(model, batch.to(processes.device, channels_last=recipe.channels_last))
@@ -61,10 +65,10 @@ def evaluate(
         return None
     images, unreadable = processes.sums(seen, skipped)
     if images == 0:
-        raise RunStoppedError(f"none of the {unreadable:.0f} images to score on can be read.")
-    scores = processes.computed_by_first(scorer.share(), scorer.compute)
+        raise RunStoppedError(f"none of the {unreadable:.0f} validation images can be read.")
+    scores = processes.compute_on_main(scorer.share(), scorer.compute)
     if not scores:
-        processes.end(RunStoppedError("on the images that could be read there is nothing to find."))
+        processes.exit_all(RunStoppedError("the validation images that can be read contain no objects."))
     return scores, int(unreadable)
 
 
@@ -76,8 +80,8 @@ def evaluate_checkpoint(
     *,
     save_detections: Path | None = None,
 ) -> dict[str, float]:
-    """Score weights in a file on the images of a recipe; the first process shows and writes the scores."""
-    recipe = recipe.untrained()
+    """Score a checkpoint on a recipe's validation images; the main process prints and writes the scores."""
+    recipe = recipe.without_weights()
     task = recipe.build_task()
     if save_detections is not None:
         kind = _detection_task(task, recipe, "--save-detections").detections_are
@@ -88,29 +92,24 @@ def evaluate_checkpoint(
         raise SettingsError(f"--checkpoint: there is no file {checkpoint}.")
     task.check(training=False)
     set_up_torch(recipe)
-    with joined(recipe.device) as processes:
-        model = task.model()
-        try:
-            load_weights(model, checkpoint, trained=True)
-        except ValueError as error:
-            raise SettingsError(f"--checkpoint: {error}") from error
+    with join_processes(recipe.device) as processes:
+        model = TrainedModel(checkpoint, recipe, task).load(processes.device)
         scorer = task.scorer()
-        model = to_device(model, recipe, processes.device)
         scored = evaluate(task, model, recipe, processes, scorer=scorer)
-        assert scored is not None, "nothing asked it to stop"
+        assert scored is not None, "nothing requests a stop"
         scores, skipped = scored
-        if processes.first:
+        if processes.is_main:
             if save_detections is not None:
                 cast(DetectionScorer, scorer).save(save_detections)
-            _tell(scores, skipped, {"checkpoint": str(checkpoint)}, out, console)
+            _report(scores, skipped, {"checkpoint": str(checkpoint)}, out, console)
     return scores
 
 
 def evaluate_detections(
     recipe: Recipe, detections: Path, out: Path | None, console: Console
 ) -> dict[str, float]:
-    """Score a file of detections, of any program, on the images of a recipe."""
-    recipe = recipe.untrained()
+    """Score a file of detections, from any program, on the validation images of a recipe."""
+    recipe = recipe.without_weights()
     task = _detection_task(recipe.build_task(), recipe, "--detections")
     if out is not None:
         check_destination(out, "file", "--out")
@@ -118,19 +117,19 @@ def evaluate_detections(
         raise SettingsError(f"--detections: there is no {task.detections_are} {detections}.")
     task.check(training=False)
     scores = task.score_detections(task.read_detections(detections))
-    # Others that torchrun has started would say and write the same.
+    # Under torchrun, the other processes would print and write the same.
     if os.environ.get("RANK", "0") == "0":
-        _tell(scores, 0, {"detections": str(detections)}, out, console)
+        _report(scores, 0, {"detections": str(detections)}, out, console)
     return scores
 
 
 def _detection_task(task: Task, recipe: Recipe, option: str) -> DetectionTask:
     if not isinstance(task, DetectionTask):
-        raise SettingsError(f"{option}: {recipe.task} finds no boxes, so there are no detections.")
+        raise SettingsError(f"{option}: {recipe.task} is not a detection task.")
     return task
 
 
-def _tell(
+def _report(
     scores: Mapping[str, float], skipped: int, source: Mapping[str, str], out: Path | None, console: Console
 ) -> None:
     width = max(8, *map(len, scores))
@@ -143,12 +142,6 @@ def _tell(
 
 
 def val_reader(task: Task, recipe: Recipe, processes: Processes) -> Reader:
-    """What reads the images to score on."""
+    """The reader of the validation images."""
     collate = partial(task.collate, training=False)
     return Reader(task.val_set(), collate, workers=recipe.workers, device=processes.device)
-
-
-def _share(task: Task, recipe: Recipe, processes: Processes) -> EveryImageOnce:
-    batch = recipe.scoring_batch(processes.count)
-    images = len(task.val_set())
-    return EveryImageOnce(images, batch=batch, rank=processes.rank, processes=processes.count)

@@ -1,4 +1,4 @@
-"""Which images a process reads when, and the batches made of them."""
+"""Loading data: which images each process reads, in which order, and in which batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polynl.train.processes import ignore_signals
 
 
 class Reader:
-    """Reads the batches that keys name; its workers, slow to start, live until `close`."""
+    """Loads batches by the keys of their samples; its workers, slow to start, run until `close`."""
 
     def __init__(
         self,
@@ -25,33 +25,33 @@ class Reader:
         workers: int,
         device: torch.device,
     ) -> None:
-        self._keys = _Keys()
+        self._sampler = _ReplaceableSampler()
         self._loader = DataLoader(
             cast(Dataset[Any], data),
-            batch_sampler=self._keys,
+            batch_sampler=self._sampler,
             collate_fn=collate,
             num_workers=workers,
             persistent_workers=workers > 0,
             worker_init_fn=ignore_signals,
             pin_memory=device.type == "cuda",
-            # Its own, or the seeds it draws for its workers would shift the random numbers of dropout.
+            # With the global generator, drawing seeds for workers would shift the random numbers of dropout.
             generator=torch.Generator(),
         )
 
     def batches(self, keys: Iterable[list[Any]]) -> Iterator[Batch]:
-        """A batch for each sequence of keys."""
-        self._keys.batches = keys
+        """One batch for each list of keys."""
+        self._sampler.batches = keys
         return iter(self._loader)
 
     def close(self) -> None:
-        """End the workers: Python would do it by a signal, which they ignore, and wait for them for ever."""
+        """Stop the workers. At exit Python would send them a signal, which they ignore, and hang."""
         iterator = self._loader._iterator
         if iterator is not None:
             iterator._shutdown_workers()  # type: ignore[attr-defined]
 
 
-class _Keys(Sampler[list[Any]]):
-    """What a DataLoader, which has one sampler for good, is given anew for every epoch."""
+class _ReplaceableSampler(Sampler[list[Any]]):
+    """A sampler whose batches are replaced every epoch: a DataLoader keeps its sampler for life."""
 
     def __init__(self) -> None:
         self.batches: Iterable[list[Any]] = ()
@@ -63,14 +63,14 @@ class _Keys(Sampler[list[Any]]):
 Key = tuple[int, int]
 
 
-class ShuffledShare(Sampler[list[Key]]):
-    """The batches of one process in one epoch, from `first_step` on, as keys (epoch, index).
+class TrainSampler(Sampler[list[Key]]):
+    """The batches of one process in one epoch, starting at `first_step`, as keys (epoch, index).
 
-    Every epoch has an order of its own; its batches are cut from it one after the other, and every process
-    takes its even share of each batch. The images that fill no batch are left out of the epoch.
+    Every epoch has its own random order, which is cut into batches; every process takes an equal share of
+    each batch. Images left over after the last full batch are dropped for the epoch.
 
-    With `groups`, a number for each image, images share batches with those of their own group: as many as
-    fill batches. What remains of the groups is put together in the order of their numbers.
+    With `groups`, one number per image, a batch holds images of a single group as far as they fill batches;
+    the rest of all groups is batched in the order of the groups' numbers.
     """
 
     def __init__(
@@ -89,7 +89,9 @@ class ShuffledShare(Sampler[list[Key]]):
         self._order = torch.randperm(length, generator=generator)
         if groups is not None:
             if len(groups) != length:
-                raise ValueError(f"groups: expected a number for each of {length} images, got {len(groups)}.")
+                raise ValueError(
+                    f"groups: expected one number for each of {length} images, got {len(groups)}."
+                )
             self._order = _grouped(self._order, torch.as_tensor(groups), batch, generator)
         self._batch, self._share, self._rank = batch, batch // processes, rank
         self._epoch, self._first_step = epoch, first_step
@@ -104,7 +106,7 @@ class ShuffledShare(Sampler[list[Key]]):
 
 
 def _grouped(order: Tensor, groups: Tensor, batch: int, generator: torch.Generator) -> Tensor:
-    """The images of the whole batches of `order`, cut into batches anew, which come in a random order."""
+    """The images in the full batches of `order`, batched again by group, with the batches shuffled."""
     order = order[: len(order) // batch * batch]
     order = order[groups[order].argsort(stable=True)]
     _, group, sizes = groups[order].unique_consecutive(return_inverse=True, return_counts=True)
@@ -114,8 +116,8 @@ def _grouped(order: Tensor, groups: Tensor, batch: int, generator: torch.Generat
     return batches[torch.randperm(len(batches), generator=generator)].flatten()
 
 
-class EveryImageOnce(Sampler[list[int]]):
-    """The batches of one process in scoring: every image once, so the shares may differ by one."""
+class EvalSampler(Sampler[list[int]]):
+    """The batches of one process in evaluation: every image once, so shares may differ by one image."""
 
     def __init__(self, length: int, *, batch: int, rank: int, processes: int) -> None:
         self._indices, self._batch = range(rank, length, processes), batch
@@ -128,8 +130,8 @@ class EveryImageOnce(Sampler[list[int]]):
             yield list(self._indices[start : start + self._batch])
 
 
-class Seeded(Dataset[Any]):
-    """A data set by keys (epoch, index), whose random augmentation depends on the key and the seed alone."""
+class SeededDataset(Dataset[Any]):
+    """A data set indexed by (epoch, index), whose augmentation depends only on that key and the seed."""
 
     def __init__(self, dataset: Images, seed: int) -> None:
         self._dataset, self._seed = dataset, seed
@@ -142,7 +144,7 @@ class Seeded(Dataset[Any]):
 
 
 def hash_seed(*numbers: int) -> int:
-    """One seed from several numbers: a change in any of them changes all of it.
+    """One seed from several numbers; changing any of them gives an unrelated seed.
 
     >>> hash_seed(0, 1) == hash_seed(1, 0)
     False

@@ -1,4 +1,4 @@
-"""The one training loop: steps, scores and checkpoints, on one process or many."""
+"""The training loop of all tasks: steps, evaluation and checkpoints, in one process or many."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from polynl.train.checkpoint import (
     LAST_WEIGHTS,
     export_weights,
     load_last,
-    put_aside,
     save_checkpoint,
+    set_aside_damaged,
 )
 from polynl.train.config import Recipe, build_optimizer
 from polynl.train.evaluation import evaluate, val_reader
-from polynl.train.loading import Reader, Seeded, ShuffledShare, hash_seed
+from polynl.train.loading import Reader, SeededDataset, TrainSampler, hash_seed
 from polynl.train.processes import (
-    Interruption,
     Processes,
+    StopRequest,
     autocast,
-    joined,
+    join_processes,
+    preserve_state,
     random_state,
     set_random_state,
     set_up_torch,
     to_device,
-    without_trace,
 )
 from polynl.train.progress import Display, Totals, epoch_line, summary
 from polynl.train.run_folder import RunFolder
@@ -58,58 +58,60 @@ def train(
     overwrite: bool = False,
     display: Display | None = None,
 ) -> list[dict[str, Any]]:
-    """Train as the recipe says; gives a row of figures an epoch. The folder has them too, and the weights.
+    """Train from a recipe and return a row of metrics per epoch; the folder gets these and the weights.
 
-    Under torchrun, all of its processes call this; one that died and was started again resumes by itself.
+    Under torchrun, all processes call this; after a restart they resume by themselves.
     """
     with ExitStack() as stack:
-        processes = stack.enter_context(joined(recipe.device))
-        interruption = stack.enter_context(Interruption())
+        processes = stack.enter_context(join_processes(recipe.device))
+        stop = stack.enter_context(StopRequest())
         set_up_torch(recipe)
         run = RunFolder(folder)
         stack.callback(run.close)
         if display is None:
-            display = Display(console if processes.first else None)
-        with processes.together():
+            display = Display(console if processes.is_main else None)
+        with processes.fail_together():
             task = recipe.build_task()
             task.check()
-            if processes.first:
-                again = processes.restarted and run.begun_by(processes.launch)
+            if processes.is_main:
+                again = processes.restarted and run.started_by(processes.launch)
                 run.open(recipe, resume=resume or again, overwrite=overwrite)
-            trainer = Trainer(recipe, task, processes, interruption, run, display)
-        trainer.begin()
+            trainer = Trainer(recipe, task, processes, stop, run, display)
+        trainer.start()
         return trainer.run()
 
 
 class Trainer:
-    """The state of a run, and the loop that moves it."""
+    """The state of a run and its loop."""
 
     def __init__(
         self,
         recipe: Recipe,
         task: Task,
         processes: Processes,
-        interruption: Interruption,
+        stop: StopRequest,
         folder: RunFolder,
         display: Display,
     ) -> None:
         self._recipe, self._task, self._processes = recipe, task, processes
-        self._interruption, self._folder, self._display = interruption, folder, display
+        self._stop_request, self._folder, self._display = stop, folder, display
         self._batch = recipe.total_batch(processes.count)
         self._data, self._groups = task.train_set(), task.groups()
         self._steps = len(self._data) // self._batch
         if self._steps == 0:
-            raise SettingsError(f"batch: a step takes {self._batch} images, and there are {len(self._data)}.")
+            raise SettingsError(
+                f"batch: a step needs {self._batch} images, but there are only {len(self._data)}."
+            )
         torch.manual_seed(hash_seed(recipe.seed))
         self._model = to_device(task.model(), recipe, processes.device)
-        processes.check(self._model)
+        processes.check_model(self._model)
         self._optimizer = build_optimizer(self._model, recipe.optimizer)
         self._scaler = torch.amp.GradScaler(processes.device.type, enabled=recipe.precision == "float16")
-        # Dropout differs between processes, as their images do.
+        # Dropout must differ between processes, as their images do.
         torch.manual_seed(hash_seed(recipe.seed, processes.rank))
-        self._wrapped, self._settled = self._model, False
+        self._wrapped, self._ddp_ready = self._model, False
         self._reader = Reader(
-            Seeded(self._data, recipe.seed),
+            SeededDataset(self._data, recipe.seed),
             partial(task.collate, training=True),
             workers=recipe.workers,
             device=processes.device,
@@ -121,31 +123,31 @@ class Trainer:
 
     @property
     def _done(self) -> int:
-        """Steps since the run began."""
+        """Steps since the start of the run."""
         return self._epoch * self._steps + self._step
 
-    def begin(self) -> None:
-        """Begin the run in its folder, or go on from the last checkpoint in it that can be read."""
+    def start(self) -> None:
+        """Start the run in its folder, or resume from the last readable checkpoint."""
         state: dict[str, Any] | None = None
         problems: list[str] = []
-        with self._processes.together():
+        with self._processes.fail_together():
             if self._folder.resumed:
                 state, problems = load_last(self._folder.path)
-        # The other processes may be on machines that do not have the file.
-        state = self._processes.from_first(state)
-        with self._processes.together(), self._writing():
+        # Other processes may be on machines without the file.
+        state = self._processes.broadcast(state)
+        with self._processes.fail_together(), self._writing():
             if state is not None:
                 self._load(state)
-            if self._processes.first:
+            if self._processes.is_main:
                 for problem in problems:
-                    self._display.say(f"{problem} The one before it is used.")
-                    put_aside(self._folder.path)
-                self._folder.begin(self._recipe, self._processes, self._task.labels())
+                    self._display.say(f"{problem} Using the previous checkpoint.")
+                    set_aside_damaged(self._folder.path)
+                self._folder.start(self._recipe, self._processes, self._task.labels())
                 self._folder.write_metrics(self._rows)
-        self._wrapped = self._processes.wrapped(self._model)
+        self._wrapped = self._processes.wrap(self._model)
 
     def run(self) -> list[dict[str, Any]]:
-        """Train to the end of the last epoch."""
+        """Train until the last epoch is done."""
         self._display.begin(self._recipe.epochs * self._steps, self._done)
         try:
             while self._epoch < self._recipe.epochs:
@@ -159,17 +161,17 @@ class Trainer:
         return self._rows
 
     def _train_epoch(self) -> None:
-        """The steps of the epoch that are left."""
+        """Train on the remaining steps of the epoch."""
         self._model.train()
         started = time.perf_counter()
-        for batch in self._reader.batches(self._share()):
+        for batch in self._reader.batches(self._sampler()):
             losses = self._train_step(batch)
             self._step += 1
             now = time.perf_counter()
             self._totals.add(losses, len(batch), len(batch.bad), now - started)
             started = now
-            self._tell(losses, batch)
-            (stop,) = self._processes.any(self._interruption.requested)
+            self._report_step(losses, batch)
+            (stop,) = self._processes.any(self._stop_request.requested)
             if stop or self._step % self._recipe.checkpoint_every == 0:
                 self._save()
             if stop:
@@ -178,17 +180,19 @@ class Trainer:
     def _train_step(self, batch: Batch) -> dict[str, float]:
         for group in self._optimizer.param_groups:
             group["lr"] = self._lr(self._done)
-        if self._processes.count > 1 and not self._settled:
-            self._settle(batch)
+        if self._processes.count > 1 and not self._ddp_ready:
+            self._prepare_ddp(batch)
         losses = self._losses(batch)
         self._optimizer.zero_grad()
         self._scaler.scale(torch.stack(list(losses.values())).sum()).backward()
         values = {name: loss.item() for name, loss in losses.items()}
-        # Before the step: weights that a NaN has touched are lost.
+        # Checked before the step, which would spread a NaN to the weights.
         (broken,) = self._processes.any(not math.isfinite(sum(values.values())))
         if broken:
             terms = ", ".join(f"{name} {value:g}" for name, value in values.items())
-            self._refuse(f"no finite loss at step {self._step + 1} of epoch {self._epoch + 1}: {terms}")
+            self._diverged(
+                f"the loss is not finite at step {self._step + 1} of epoch {self._epoch + 1}: {terms}"
+            )
         if self._recipe.optimizer.clip_norm is not None:
             self._scaler.unscale_(self._optimizer)
             nn.utils.clip_grad_norm_(self._model.parameters(), self._recipe.optimizer.clip_norm)
@@ -201,20 +205,20 @@ class Trainer:
             batch = batch.to(self._processes.device, channels_last=self._recipe.channels_last)
             return self._task.losses(self._wrapped, batch)
 
-    def _settle(self, batch: Batch) -> None:
-        """Take a step for nothing: in its first one, DDP finds out in which order to add gradients up.
+    def _prepare_ddp(self, batch: Batch) -> None:
+        """Run a step and discard it: in its first step, DDP fixes the order in which it sums gradients.
 
-        A run that goes on would else add them up in another order than one that was never stopped.
+        Otherwise a resumed run would sum them in another order than one that was never stopped.
         """
-        with without_trace(self._model, self._processes.device):
+        with preserve_state(self._model, self._processes.device):
             torch.stack(list(self._losses(batch).values())).sum().backward()
-        self._settled = True
+        self._ddp_ready = True
 
     def _end_epoch(self) -> None:
-        """Score, note the epoch's figures, and save."""
+        """Evaluate, add the epoch's row of metrics, and save."""
         due = (self._epoch + 1) % self._recipe.evaluate_every == 0 or self._epoch + 1 == self._recipe.epochs
         scores, skipped = self._scores() if due else ({}, 0)
-        totals = self._totals.over(self._processes)
+        totals = self._totals.reduced(self._processes)
         row = {
             "epoch": self._epoch + 1,
             "step": self._done,
@@ -235,14 +239,14 @@ class Trainer:
         )
 
     def _scores(self) -> tuple[dict[str, float], int]:
-        self._processes.share_buffers(self._model)
+        self._processes.sync_buffers(self._model)
         scored = evaluate(
             self._task,
             self._model,
             self._recipe,
             self._processes,
             reader=self._val_reader,
-            stop=lambda: self._interruption.requested,
+            stop=lambda: self._stop_request.requested,
             tick=lambda text: self._display.step(self._done, f"scoring epoch {self._epoch + 1}  {text}"),
         )
         if scored is None:
@@ -250,8 +254,8 @@ class Trainer:
             self._stop()
         return scored
 
-    def _share(self) -> ShuffledShare:
-        return ShuffledShare(
+    def _sampler(self) -> TrainSampler:
+        return TrainSampler(
             len(self._data),
             batch=self._batch,
             rank=self._processes.rank,
@@ -266,7 +270,7 @@ class Trainer:
         factor = self._recipe.schedule.factor(step, self._steps, self._recipe.epochs)
         return self._recipe.peak_lr(self._batch) * factor
 
-    def _tell(self, losses: Mapping[str, float], batch: Batch) -> None:
+    def _report_step(self, losses: Mapping[str, float], batch: Batch) -> None:
         for reason in batch.bad:
             self._display.say(f"skipped: {reason}")
         loss, lr = sum(losses.values()), self._lr(self._done - 1)
@@ -277,44 +281,44 @@ class Trainer:
         self._log({f"train/{name}": value for name, value in figures.items()})
 
     def _log(self, figures: Mapping[str, float]) -> None:
-        problem = self._folder.log(figures, self._done) if self._processes.first else None
+        problem = self._folder.log(figures, self._done) if self._processes.is_main else None
         if problem is not None:
             self._display.say(problem)
 
-    def _refuse(self, what: str) -> NoReturn:
-        self._processes.end(
+    def _diverged(self, what: str) -> NoReturn:
+        self._processes.exit_all(
             RunStoppedError(
                 f"{what}. {self._kept}\n"
                 f"A lower optimizer.lr (now {self._lr(self._done):.3g}), a longer schedule.warmup_epochs or "
-                "optimizer.clip_norm may help; --overwrite begins the folder anew."
+                "optimizer.clip_norm may help; --overwrite starts again in the same folder."
             )
         )
 
     def _stop(self) -> NoReturn:
-        """All processes come here at the same step, whichever of them was told to stop."""
-        signals = [number for number in self._processes.gathered(self._interruption.signal) if number]
-        reason = f"by {signal.Signals(signals[0]).name}" if signals else "since torchrun has ended"
-        self._processes.end(
+        """All processes get here at the same step, whichever of them received the signal."""
+        signals = [number for number in self._processes.all_gather(self._stop_request.signal) if number]
+        reason = f"by {signal.Signals(signals[0]).name}" if signals else "because torchrun ended"
+        self._processes.exit_all(
             RunStoppedError(
-                f"stopped {reason}. {self._kept} Go on with --resume.",
+                f"stopped {reason}. {self._kept} Continue with --resume.",
                 exit_code=128 + signals[0] if signals else 1,
             )
         )
 
     def _save(self) -> None:
-        """Every process gives its random state and its share of the totals; the first one writes."""
-        # What the last step has made of the weights, only the next loss would tell.
+        """Collect random state and totals from all processes; the main one writes the checkpoint."""
+        # The loss was checked before the step; only the next one would show what the step did.
         (broken,) = self._processes.any(not _finite(self._model))
         if broken:
-            self._refuse(f"weights that are not finite after step {self._step} of epoch {self._epoch + 1}")
+            self._diverged(f"the weights are not finite after step {self._step} of epoch {self._epoch + 1}")
         share = {"random": random_state(self._processes.device), "totals": asdict(self._totals)}
-        shares = self._processes.gathered(share)
-        with self._processes.together(), self._writing():
-            if self._processes.first:
+        shares = self._processes.all_gather(share)
+        with self._processes.fail_together(), self._writing():
+            if self._processes.is_main:
                 self._write(shares)
 
     def _write(self, shares: Sequence[Mapping[str, Any]]) -> None:
-        """What follows from the checkpoint comes before it, so that a killed run writes it again."""
+        """Write everything else before last.pt, so that a run killed in between writes it again."""
         folder, weights = self._folder.path, self._model.state_dict()
         if self._best:
             export_weights(folder / BEST_WEIGHTS, weights)
@@ -337,33 +341,33 @@ class Trainer:
 
     @property
     def _best(self) -> bool:
-        """Whether an epoch has just ended whose score is higher than all before."""
+        """Whether an epoch just ended with the highest score so far."""
         scores = [row.get(self._task.best_by, -math.inf) for row in self._rows]
         return self._step == 0 and scores[-1] > max(scores[:-1], default=-math.inf)
 
     def _load(self, state: Mapping[str, Any]) -> None:
         if state["images"] != len(self._data):
             raise SettingsError(
-                f"the run was begun with {state['images']} images to train on, and now there are "
-                f"{len(self._data)}: give it those of then."
+                f"the run was started with {state['images']} training images, and now there are "
+                f"{len(self._data)}: restore the original data."
             )
         if state["batch"] != self._batch:
             raise SettingsError(
-                f"the run was begun with {state['batch']} images a step, and these {self._processes.count} "
-                f"processes would take {self._batch}: start as many processes as then."
+                f"the run was started with {state['batch']} images per step, but these "
+                f"{self._processes.count} processes would take {self._batch}: keep the number of processes."
             )
         try:
             self._model.load_state_dict(state["model"])
             self._optimizer.load_state_dict(state["optimizer"])
         except (RuntimeError, ValueError) as error:
-            raise SettingsError(f"the checkpoint does not fit the recipe: {error}") from error
+            raise SettingsError(f"the checkpoint does not match the recipe: {error}") from error
         self._scaler.load_state_dict(state["scaler"])
         self._epoch, self._step, self._rows = state["epoch"], state["step"], state["rows"]
         rank, shares = self._processes.rank, state["shares"]
         if len(shares) == self._processes.count:
             set_random_state(shares[rank]["random"], self._processes.device)
-        # With another number of processes than then, shares are put together.
-        self._totals = Totals.of(share["totals"] for share in shares[rank :: self._processes.count])
+        # If the number of processes has changed, the totals are redistributed.
+        self._totals = Totals.from_shares(share["totals"] for share in shares[rank :: self._processes.count])
         self._note_kept()
 
     def _note_kept(self) -> None:
@@ -373,14 +377,14 @@ class Trainer:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Say in words that the folder cannot be written to."""
+        """Turn an OSError into a message about the folder."""
         try:
             yield
         except OSError as error:
-            remedy = "Make room" if error.errno in FULL_DISK else "Mend that"
+            remedy = "Make room" if error.errno in FULL_DISK else "Fix it"
             raise RunStoppedError(
                 f"{self._folder.path} cannot be written to: {error.strerror}. {self._kept}\n"
-                f"{remedy}, then go on with --resume."
+                f"{remedy}, then continue with --resume."
             ) from error
 
 

@@ -1,4 +1,4 @@
-"""The processes of a run, the signals that end it, its devices and random numbers."""
+"""Processes, devices, signals and random state of a run."""
 
 from __future__ import annotations
 
@@ -21,75 +21,75 @@ from torch.nn.parallel import DistributedDataParallel
 from polynl.errors import RunStoppedError, SettingsError
 from polynl.train.config import Recipe
 
-# torchrun gives up on a process that hangs; until then a slow first epoch is no reason to stop.
+# Long enough for a slow first epoch; a process that hangs is torchrun's business.
 TIMEOUT = timedelta(minutes=30)
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among `count`; all of them call the same methods at the same time."""
+    """This process among `count`; all processes call the same methods in the same order."""
 
     rank: int
     count: int
     device: torch.device
 
     @property
-    def first(self) -> bool:
-        """Whether this is the process that writes files and speaks to the user."""
+    def is_main(self) -> bool:
+        """Whether this process writes files and prints."""
         return self.rank == 0
 
     @property
     def restarted(self) -> bool:
-        """Whether torchrun started this process again after one had died."""
+        """Whether torchrun restarted the processes after one died."""
         return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
     @property
     def launch(self) -> str:
-        """What the processes of one torchrun have in common, also after a restart; empty without torchrun."""
+        """An identifier of this torchrun, the same after a restart; empty without torchrun."""
         name = os.environ.get("TORCHELASTIC_RUN_ID", "")
         return f"{socket.gethostname()} {os.getppid()}" if name == "none" else name
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """What is wrong in one process ends all of them when they leave this, not only that one."""
+    def fail_together(self) -> Iterator[None]:
+        """If the body fails in one process, stop all of them when they leave it."""
         problem: SettingsError | RunStoppedError | None = None
         try:
             yield
         except (SettingsError, RunStoppedError) as error:
             problem = error
-        for found in self.gathered(problem):
+        for found in self.all_gather(problem):
             if found is not None:
-                self.end(found)
+                self.exit_all(found)
 
-    def end(self, error: SettingsError | RunStoppedError) -> NoReturn:
-        """End all processes, which call this together; the first one says why."""
-        if self.first:
+    def exit_all(self, error: SettingsError | RunStoppedError) -> NoReturn:
+        """Stop all processes, which all call this; the main one reports the error."""
+        if self.is_main:
             raise error
-        # With another code torchrun would kill the first one, which may not have said it yet.
+        # On a non-zero code torchrun would kill the main process, maybe before it has printed the error.
         raise SystemExit(0)
 
-    def check(self, model: nn.Module) -> None:
-        """Raise a SettingsError where these processes cannot train the model."""
+    def check_model(self, model: nn.Module) -> None:
+        """Raise a SettingsError if these processes cannot train the model."""
         synced = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
         if synced and self.count > 1 and self.device.type == "cpu":
-            raise SettingsError("model.norm: sync needs GPUs; on the CPU there is no such norm.")
+            raise SettingsError("model.norm: sync needs GPUs; on the CPU it is not available.")
 
-    def wrapped(self, model: nn.Module) -> nn.Module:
-        """The model as training calls it: with several processes, gradients are averaged over them."""
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model for training: with several processes, in DistributedDataParallel."""
         if self.count == 1:
             return model
         devices = [self.device.index] if self.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=devices)
 
-    def share_buffers(self, model: nn.Module) -> None:
-        """Give all processes the batch statistics of the first one, which are those that it saves."""
+    def sync_buffers(self, model: nn.Module) -> None:
+        """Copy the main process's buffers (batch statistics), which are the ones it saves, to all others."""
         if self.count > 1:
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
-        """Which flags are raised in any process."""
+        """For each flag, whether it is set in any process."""
         if self.count == 1:
             return flags
         raised = torch.tensor(flags, dtype=torch.int32, device=self.device)
@@ -97,39 +97,39 @@ class Processes:
         return tuple(bool(flag) for flag in raised.tolist())
 
     def sums(self, *values: float) -> tuple[float, ...]:
-        """The values added up over all processes."""
+        """The values summed over all processes."""
         if self.count == 1:
             return values
         total = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
         return tuple(total.tolist())
 
-    def gathered(self, value: Any) -> list[Any]:
-        """What every process has, in the order of ranks."""
+    def all_gather(self, value: Any) -> list[Any]:
+        """The values of all processes, in the order of ranks."""
         values: list[Any] = [value] * self.count
         if self.count > 1:
             dist.all_gather_object(values, value)
         return values
 
-    def computed_by_first(self, share: Any, compute: Callable[[list[Any]], Result]) -> Result:
-        """What the first process computes from the shares of all of them; every process gets it."""
+    def compute_on_main(self, share: Any, compute: Callable[[list[Any]], Result]) -> Result:
+        """Compute a result from all shares in the main process, and send it to every process."""
         if self.count == 1:
             return compute([share])
-        shares: list[Any] | None = [None] * self.count if self.first else None
+        shares: list[Any] | None = [None] * self.count if self.is_main else None
         dist.gather_object(share, shares)
         results: list[Any] = [None]
         try:
             if shares is not None:
                 results = [compute(shares)]
         finally:
-            # Also when it fails: the others wait for it.
+            # Even if it failed: the others are waiting for it.
             dist.broadcast_object_list(results, src=0)
         if results[0] is None:
-            raise RunStoppedError("the first process could not score the results.")
+            raise RunStoppedError("the main process could not compute the scores.")
         return cast(Result, results[0])
 
-    def from_first(self, value: Any) -> Any:
-        """What the first process has."""
+    def broadcast(self, value: Any) -> Any:
+        """The value of the main process."""
         if self.count == 1:
             return value
         values = [value]
@@ -138,55 +138,55 @@ class Processes:
 
 
 @contextmanager
-def joined(device: str) -> Iterator[Processes]:
-    """Join the processes that torchrun started, or be the only one."""
+def join_processes(device: str) -> Iterator[Processes]:
+    """Join the processes started by torchrun, or run as the only one."""
     if device == "cuda" and not torch.cuda.is_available():
-        raise SettingsError("device: cuda was asked for, and PyTorch sees no CUDA device here.")
+        raise SettingsError("device: cuda was requested, but PyTorch finds no CUDA device.")
     gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         yield Processes(0, 1, torch.device("cuda", 0) if gpu else torch.device("cpu"))
         return
-    chosen = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else torch.device("cpu")
+    own_device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else torch.device("cpu")
     if gpu:
-        torch.cuda.set_device(chosen)
+        torch.cuda.set_device(own_device)
     dist.init_process_group("nccl" if gpu else "gloo", timeout=TIMEOUT)
     try:
-        yield Processes(dist.get_rank(), dist.get_world_size(), chosen)
+        yield Processes(dist.get_rank(), dist.get_world_size(), own_device)
     finally:
         dist.destroy_process_group()
 
 
 def set_up_torch(recipe: Recipe) -> None:
-    """Threads and determinism, which hold for the whole process."""
+    """Set threads and determinism for the whole process."""
     if recipe.threads is not None:
         torch.set_num_threads(recipe.threads)
     if recipe.deterministic:
-        # cuBLAS refuses to be deterministic without it.
+        # Required by cuBLAS in deterministic mode.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
 
 
 def to_device(model: nn.Module, recipe: Recipe, device: torch.device) -> nn.Module:
-    """The model on the device, its weights laid out as its images are."""
+    """Move the model to the device, in the memory format of its images."""
     model = model.to(device)
     return model.to(memory_format=torch.channels_last) if recipe.channels_last else model
 
 
 def autocast(recipe: Recipe, device: torch.device) -> torch.autocast:
-    """The precision of the recipe; float32 is none."""
+    """Autocast to the precision of the recipe; disabled for float32."""
     enabled = recipe.precision != "float32"
     return torch.autocast(device.type, getattr(torch, recipe.precision) if enabled else None, enabled=enabled)
 
 
-# The last one comes when a terminal is closed; Windows has none.
+# SIGHUP is sent when a terminal closes; Windows does not have it.
 SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
-# Whoever passes a signal on, as `timeout` does, lets it come twice at once; people take longer.
-AGAIN = 1.0
+# Seconds after which a second signal counts: `timeout` and others deliver the same one twice at once.
+SECOND_SIGNAL_AFTER = 1.0
 
 
-class Interruption:
-    """While entered, the first signal is noted in `signal`; one that comes later ends the process at once."""
+class StopRequest:
+    """While entered, the first signal requests a stop; a later one ends the process at once."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -196,19 +196,19 @@ class Interruption:
 
     @property
     def requested(self) -> bool:
-        """Whether the run is to end; also where torchrun, which would restart it, was killed."""
+        """Whether to stop: a signal came, or torchrun itself was killed."""
         return self.signal is not None or (self._parent is not None and os.getppid() != self._parent)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal is None:
             self.signal, self._noted_at = number, time.monotonic()
-        elif time.monotonic() - self._noted_at >= AGAIN:
+        elif time.monotonic() - self._noted_at >= SECOND_SIGNAL_AFTER:
             signal.signal(number, self._before[number])
             signal.raise_signal(number)
 
-    def __enter__(self) -> Interruption:
+    def __enter__(self) -> StopRequest:
         for number in SIGNALS:
-            # What `nohup` or a shell has told the process to ignore stays ignored.
+            # Signals ignored because of `nohup` or a shell stay ignored.
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
                 self._before[number] = signal.signal(number, self._note)
         return self
@@ -221,13 +221,13 @@ class Interruption:
 
 
 def ignore_signals(worker: int) -> None:
-    """What a process that reads images does about signals: it ends when the one that trains does."""
+    """For workers of a DataLoader, which stop when the training process does."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
-    """Of the CPU, and of the GPU if it is one."""
+    """The random state of the CPU and, on a GPU, of that device."""
     state = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
@@ -235,15 +235,15 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_random_state(state: Mapping[str, Tensor], device: torch.device) -> None:
-    """Draw the numbers next that would have been drawn then."""
+    """Restore a state from `random_state`."""
     torch.set_rng_state(state["cpu"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
 
 
 @contextmanager
-def without_trace(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Afterwards random numbers, batch statistics and gradients are as if nothing had been computed."""
+def preserve_state(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Restore random state and buffers and clear gradients afterwards."""
     random, buffers = random_state(device), [buffer.clone() for buffer in model.buffers()]
     yield
     set_random_state(random, device)

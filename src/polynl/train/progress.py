@@ -1,4 +1,4 @@
-"""What an epoch adds up to, and what a run shows of it."""
+"""Totals of an epoch, and how a run displays its progress."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from polynl.train.processes import Processes
 
 @dataclass
 class Totals:
-    """Losses summed over images, and counts; of one process, or of all of them together."""
+    """Losses summed over images, and counts; of one process or of all."""
 
     losses: dict[str, float] = field(default_factory=dict)
     images: int = 0
@@ -26,11 +26,11 @@ class Totals:
 
     @property
     def rate(self) -> float:
-        """Images a second."""
+        """Images per second."""
         return self.images / max(self.seconds, 1e-9)
 
     def add(self, losses: Mapping[str, float], images: int, skipped: int, seconds: float) -> None:
-        """Take in a step, whose losses are means over its images."""
+        """Add a step, whose losses are means over its images."""
         for name, loss in losses.items():
             self.losses[name] = self.losses.get(name, 0.0) + loss * images
         self.images += images
@@ -38,20 +38,20 @@ class Totals:
         self.seconds += seconds
 
     def losses_per_image(self) -> dict[str, float]:
-        """The loss, and where it has several terms, these."""
+        """The loss and, if it has several terms, each of them."""
         terms = {name: total / max(self.images, 1) for name, total in self.losses.items()}
         return {"loss": sum(terms.values()), **(terms if len(terms) > 1 else {})}
 
-    def over(self, processes: Processes) -> Totals:
-        """The totals of all processes; they run side by side, so their seconds are not added."""
+    def reduced(self, processes: Processes) -> Totals:
+        """The totals over all processes; seconds are averaged, since they run in parallel."""
         sums = processes.sums(self.images, self.skipped, self.seconds, *self.losses.values())
         images, skipped, seconds, *losses = sums
         named = dict(zip(self.losses, losses, strict=True))
         return Totals(named, round(images), round(skipped), seconds / processes.count)
 
     @classmethod
-    def of(cls, shares: Iterable[Mapping[str, Any]]) -> Totals:
-        """The sum of totals that `dataclasses.asdict` made."""
+    def from_shares(cls, shares: Iterable[Mapping[str, Any]]) -> Totals:
+        """The sum of totals, each given as a dict by `dataclasses.asdict`."""
         total, losses = cls(), defaultdict[str, float](float)
         for share in shares:
             for name, loss in share["losses"].items():
@@ -63,12 +63,12 @@ class Totals:
         return total
 
 
-# What the table at the end leaves to the files.
+# Left out of the final table; metrics.csv has them.
 BOOKKEEPING = ("step", "images", "seconds", "images_per_second", "skipped")
 
 
 class Display:
-    """A bar over the steps of a run, and a line an epoch; without a console, nothing."""
+    """A progress bar over the steps of a run and a line per epoch; without a console, nothing."""
 
     def __init__(self, console: Console | None) -> None:
         self._console = console
@@ -76,7 +76,7 @@ class Display:
         self._bar: TaskID | None = None
 
     def begin(self, steps: int, done: int) -> None:
-        """Show the bar, on a terminal."""
+        """Show the bar, if this is a terminal."""
         if self._console is None or not self._console.is_terminal:
             return
         eta = TimeRemainingColumn(elapsed_when_finished=True)
@@ -86,28 +86,28 @@ class Display:
         self._progress.start()
 
     def end(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._progress is not None:
             self._progress.stop()
 
     def step(self, done: int, text: str) -> None:
-        """Where the run is."""
+        """Move the bar and set its text."""
         if self._progress is not None and self._bar is not None:
             self._progress.update(self._bar, completed=done, description=escape(text))
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line above the bar."""
         if self._console is not None:
             self._console.print(escape(text), highlight=False, soft_wrap=True)
 
     def show(self, table: Table) -> None:
-        """A table that stays."""
+        """Print a table."""
         if self._console is not None:
             self._console.print(table)
 
 
 def epoch_line(row: Mapping[str, Any], epochs: int, scores: Sequence[str]) -> str:
-    """An epoch in one line."""
+    """The figures of an epoch on one line."""
     parts = [f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}", f"loss {row['loss']:.4f}"]
     parts += [f"{name} {row[name]:.2f}" for name in scores]
     parts += [f"lr {row['lr']:.2g}", f"{row['images_per_second']:.0f} images/s", duration(row["seconds"])]
@@ -117,11 +117,11 @@ def epoch_line(row: Mapping[str, Any], epochs: int, scores: Sequence[str]) -> st
 
 
 def summary(rows: Sequence[Mapping[str, Any]], best_by: str, folder: str) -> Table:
-    """The run in a table: its best epoch and its last."""
+    """A table of the best and the last epoch."""
     scored = [row for row in rows if best_by in row]
     best, last = max(scored, key=lambda row: row[best_by]), scored[-1]
     trained = duration(sum(row["seconds"] for row in rows))
-    table = Table(title=f"{len(rows)} epochs trained in {trained}", caption=f"everything is in {folder}")
+    table = Table(title=f"{len(rows)} epochs trained in {trained}", caption=f"results are in {folder}")
     table.add_column("")
     for heading in ("best", "last"):
         table.add_column(heading, justify="right")
@@ -132,7 +132,7 @@ def summary(rows: Sequence[Mapping[str, Any]], best_by: str, folder: str) -> Tab
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them.
+    """Seconds in a readable form.
 
     >>> duration(75)
     '1 min 15 s'

@@ -1,4 +1,4 @@
-"""Recipes as files: YAML that may build on other YAML, with keys overridden on the command line."""
+"""Recipe files: YAML that can build on other YAML, with keys overridden on the command line."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from rich.markup import escape
 from rich.table import Table
 
+from polynl.blocks.registry import BLOCKS, NO_BLOCK
 from polynl.config import CHOICE, explained
 from polynl.errors import SettingsError, near_matches
 from polynl.train.config import Recipe, recipe_class
@@ -20,22 +21,22 @@ BUILT_IN = Path(__file__).parent.parent / "recipes"
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = (), options: Sequence[str] = ()) -> Recipe:
-    """The recipe in a file, with `["--optimizer.lr", "0.2", …]` in place of what it says.
+    """Load a recipe, with `["--optimizer.lr", "0.2", …]` replacing keys of the file.
 
-    A path that is not there is looked for among the recipes that come with polynl. `options` are words that
-    may be meant by what is no key.
+    If the path does not exist, polynl's own recipes are searched for the name: `load_recipe("scenes")`.
+    `options` are names of a command's options, suggested if an unknown key looks like one of them.
     """
-    content = _with_bases(find_recipe(path), ())
-    # Another source drops the keys of the one before, and so goes first.
-    for key, value in sorted(_parsed(overrides, options), key=lambda given: given[0][-1] != CHOICE):
-        _set(content, key, value)
-    return recipe_of(content, str(path), options)
+    content = _read_with_bases(find_recipe(path), ())
+    # A change of source drops the keys of the previous one, so it is applied first.
+    for key, value in sorted(_parse_overrides(overrides, options), key=lambda given: given[0][-1] != CHOICE):
+        _set_key(content, key, value)
+    return parse_recipe(content, str(path), options)
 
 
-def recipe_of(content: Any, name: str, options: Sequence[str] = ()) -> Recipe:
-    """The recipe of nested dicts; `name` is what an error calls them."""
+def parse_recipe(content: Any, name: str, options: Sequence[str] = ()) -> Recipe:
+    """Validate nested dicts as a recipe; `name` is what errors call them."""
     if not isinstance(content, Mapping):
-        raise SettingsError(f"{name} is no recipe: expected keys and values, got {_kind(content)}.")
+        raise SettingsError(_not_a_mapping(name, content))
     try:
         recipe = recipe_class(content.get("task"))
     except SettingsError as error:
@@ -43,51 +44,63 @@ def recipe_of(content: Any, name: str, options: Sequence[str] = ()) -> Recipe:
     try:
         return recipe.model_validate(content)
     except ValidationError as error:
-        raise SettingsError(_explained(error, recipe, name, options)) from None
+        raise SettingsError(_error_message(error, recipe, name, options)) from None
 
 
 def to_yaml(recipe: Recipe) -> str:
-    """The recipe with every key, as a file that gives the same recipe."""
+    """The recipe with every key, as YAML that loads as the same recipe."""
     return write_yaml(recipe.model_dump(mode="json"))
 
 
 def find_recipe(path: str | Path) -> Path:
-    """The file itself, or the one that polynl brings along under that name."""
+    """The file at the path, or polynl's own recipe of that name."""
     name = str(path).removeprefix("recipes/")
-    places = (Path(path), BUILT_IN / name)
-    for place in places:
+    for place in (Path(path), BUILT_IN / name):
         for candidate in (place, Path(f"{place}.yaml")):
             if candidate.is_file():
                 return candidate
-    for place in places:
-        if place.is_dir():
-            there = sorted(str(file.relative_to(place)) for file in place.glob("[!_.]*.yaml"))
-            inside = f" Recipes in it: {', '.join(there)}." if there else " There is no recipe in it."
-            raise SettingsError(f"{path or place} is a folder.{inside}")
-    known = [str(file.relative_to(BUILT_IN)) for file in sorted(BUILT_IN.rglob("[!_]*.yaml"))]
+    folder = Path(path)
+    if folder.is_dir():
+        there = sorted(file.name for file in folder.glob("[!_.]*.yaml"))
+        inside = f"Recipes in it: {', '.join(there)}." if there else "There is no recipe in it."
+        raise SettingsError(f"{folder} is a folder. {inside}")
+    known = sorted(file.stem for file in BUILT_IN.glob("*.yaml"))
     raise SettingsError(
-        f"there is no recipe {path}.{near_matches(name, known)}\npolynl comes with: {', '.join(known)}."
+        f"there is no recipe {path}.{_suggestion(name, known)}\npolynl comes with: {', '.join(known)}."
     )
 
 
+def _suggestion(name: str, known: Sequence[str]) -> str:
+    """The recipe and keys that replace a name such as scenes/poly_nl, or else names like this one."""
+    recipe, _, variant = name.removesuffix(".yaml").partition("/")
+    if recipe not in known or not variant:
+        return near_matches(recipe, known)
+    variant = variant.removeprefix("resnet50_")
+    blocks = [block for block in (NO_BLOCK, *BLOCKS) if f"{variant}_".startswith(f"{block}_")]
+    block = max(blocks, key=len, default="NAME")
+    placement = variant.removeprefix(block).removeprefix("_") if blocks else ""
+    keys = f"--model.block {block}" + (f" --model.placement {placement}" if placement else "")
+    return f" Use: {recipe} {keys}"
+
+
 def keys_table(recipe: Recipe) -> Table:
-    """What `polynl train RECIPE --list-keys` shows."""
+    """The table that `polynl train RECIPE --list-keys` prints."""
     table = Table(box=None)
-    # A key is to be copied, so it stays in one piece.
+    # Keys are there to be copied, so they are not wrapped.
     table.add_column("key", no_wrap=True)
     table.add_column("value", overflow="fold")
     table.add_column("meaning", overflow="fold")
-    for key, value, meaning in keys_of(recipe):
+    for key, value, meaning in list_keys(recipe):
         table.add_row(f"--{key}", escape(write_yaml(_plain(value), flow=True)), escape(meaning))
     return table
 
 
-def keys_of(recipe: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
-    """Every key that may be given, its value in this recipe, and what it means."""
+def list_keys(recipe: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    """Every key that can be overridden, its value in this recipe, and its meaning."""
     for name, field in type(recipe).model_fields.items():
         value = getattr(recipe, name)
         if isinstance(value, BaseModel):
-            yield from keys_of(value, f"{prefix}{name}.")
+            yield from list_keys(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value, field.description or ""
 
@@ -96,52 +109,53 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
 
 
-def _kind(content: Any) -> str:
-    return "nothing" if content is None else type(content).__name__
+def _not_a_mapping(name: str | Path, content: Any) -> str:
+    found = "nothing" if content is None else type(content).__name__
+    return f"{name} is not a recipe: expected keys and values, got {found}."
 
 
-def _with_bases(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    """The content of a file laid over that of the file its key `base` names."""
+def _read_with_bases(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    """The content of a file, merged over that of the file named by its key `base`."""
     if path.resolve() in seen:
         raise SettingsError(f"{path}: its bases lead back to itself.")
     try:
         content = read_yaml(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
-        raise SettingsError(f"{path} is no text in UTF-8: {error.reason} at byte {error.start}.") from None
+        raise SettingsError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}.") from None
     except (OSError, ValueError) as error:
-        said = error.strerror if isinstance(error, OSError) else error
-        raise SettingsError(f"{path} cannot be read as YAML: {said}.") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SettingsError(f"{path} cannot be read as YAML: {reason}.") from None
     if not isinstance(content, dict):
-        raise SettingsError(f"{path} is no recipe: expected keys and values, got {_kind(content)}.")
+        raise SettingsError(_not_a_mapping(path, content))
     base = content.pop("base", None)
     if base is None:
         return content
-    below = path.parent / str(base)
-    if not below.is_file():
-        raise SettingsError(f"{path}: there is no base {below}.")
-    return _merged(_with_bases(below, (*seen, path.resolve())), content)
+    file = path.parent / str(base)
+    if not file.is_file():
+        raise SettingsError(f"{path}: there is no base {file}.")
+    return _merge(_read_with_bases(file, (*seen, path.resolve())), content)
 
 
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`, part by part; another source or `{}` replaces a part as a whole."""
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge `over` into `base` recursively; another source, or `{}`, replaces a part as a whole."""
     if over.get(CHOICE, base.get(CHOICE)) != base.get(CHOICE):
         return dict(over)
     merged = dict(base)
     for key, value in over.items():
         both = isinstance(value, Mapping) and value and isinstance(merged.get(key), Mapping)
-        merged[key] = _merged(merged[key], value) if both else value
+        merged[key] = _merge(merged[key], value) if both else value
     return merged
 
 
-def _parsed(words: Sequence[str], options: Sequence[str]) -> Iterator[tuple[list[str], Any]]:
-    """`--a.b value` and `--a.b=value` as a path of keys and a value as YAML has it; `-` is as good as `_`."""
+def _parse_overrides(words: Sequence[str], options: Sequence[str]) -> Iterator[tuple[list[str], Any]]:
+    """Parse `--a.b value` and `--a.b=value` into a path of keys and a YAML value; `-` stands for `_`."""
     rest = list(words)
     while rest:
         word = rest.pop(0)
         key, equals, value = word.removeprefix("--").partition("=")
         if not word.startswith("--") or not all(key.split(".")):
             raise SettingsError(
-                f"what is {word!r}? Keys of a recipe are given as --key value, lists as --key [a,b]."
+                f"unexpected argument {word!r}. Override keys of the recipe with --key value or --key [a,b]."
             )
         if not equals:
             if not rest or rest[0].startswith("--"):
@@ -151,12 +165,12 @@ def _parsed(words: Sequence[str], options: Sequence[str]) -> Iterator[tuple[list
             read = read_yaml(value)
         except ValueError as error:
             raise SettingsError(f"--{key} {value}: {error}.") from None
-        # A file's name may have a # in it, at which YAML would stop.
+        # A file name may contain a #, where YAML would start a comment.
         bare = isinstance(read, str) and value[0] not in "'\"!&|>"
         yield key.replace("-", "_").split("."), value if bare else read
 
 
-def _set(content: dict[str, Any], key: Sequence[str], value: Any) -> None:
+def _set_key(content: dict[str, Any], key: Sequence[str], value: Any) -> None:
     *folders, last = key
     for number, folder in enumerate(folders):
         inner = content.setdefault(folder, {})
@@ -169,11 +183,11 @@ def _set(content: dict[str, Any], key: Sequence[str], value: Any) -> None:
     content[last] = value
 
 
-def _explained(error: ValidationError, recipe: type[Recipe], name: str, options: Sequence[str]) -> str:
-    """All that is wrong, a line each: where, what was given, what was expected."""
+def _error_message(error: ValidationError, recipe: type[Recipe], name: str, options: Sequence[str]) -> str:
+    """All problems, one per line: the key, the value and what was expected."""
     lines, listed = [f"{name}:"], set[str]()
     for problem in error.errors():
-        key, siblings = _place(recipe, [str(part) for part in problem["loc"]])
+        key, siblings = _locate(recipe, [str(part) for part in problem["loc"]])
         folder, _, last = key.rpartition(".")
         if problem["type"] == "extra_forbidden":
             others = options if not folder else ()
@@ -187,10 +201,10 @@ def _explained(error: ValidationError, recipe: type[Recipe], name: str, options:
     return "\n".join(lines)
 
 
-def _place(recipe: type[BaseModel], path: Sequence[str]) -> tuple[str, list[str]]:
-    """The dotted key that pydantic's path means, and the keys that exist beside it.
+def _locate(recipe: type[BaseModel], path: Sequence[str]) -> tuple[str, list[str]]:
+    """The dotted key for pydantic's path, and the keys that exist next to it.
 
-    Where one of several parts was chosen by its source, the path has that word in it, which is no key.
+    If a part was selected by its source, pydantic's path contains the source, which is not a key.
     """
     keys: list[str] = []
     siblings: list[str] = []
@@ -200,11 +214,11 @@ def _place(recipe: type[BaseModel], path: Sequence[str]) -> tuple[str, list[str]
         if len(parts) > 1 and tagged:
             parts = tagged
             continue
-        if not parts and not word.isdigit():  # which type of several was tried on a value
+        if not parts and not word.isdigit():  # the type pydantic tried for a value
             continue
         keys.append(word)
         siblings = list(dict.fromkeys(name for part in parts for name in part.model_fields))
-        parts = [inner for part in parts for inner in _parts_in(_annotation(part, word))]
+        parts = [inner for part in parts for inner in _configs_in(_annotation(part, word))]
     return ".".join(keys), siblings
 
 
@@ -213,19 +227,19 @@ def _annotation(part: type[BaseModel], key: str) -> Any:
     return None if field is None else field.annotation
 
 
-def _parts_in(annotation: Any) -> list[type[BaseModel]]:
+def _configs_in(annotation: Any) -> list[type[BaseModel]]:
     found = [annotation, *get_args(annotation)]
     return [part for part in found if isinstance(part, type) and issubclass(part, BaseModel)]
 
 
 _FLOAT = "tag:yaml.org,2002:float"
-# YAML 1.1, which PyYAML reads, wants 1.0e-4.
+# PyYAML follows YAML 1.1, where 1e-4 is a string and only 1.0e-4 a number.
 _WITH_EXPONENT = re.compile(r"^[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)[eE][-+]?[0-9]+$")
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        """PyYAML would take the last of several values without a word."""
+        """Refuse duplicate keys; PyYAML silently keeps the last."""
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
@@ -239,17 +253,17 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
     def ignore_aliases(self, data: Any) -> bool:
-        """What occurs twice is written twice: a recipe is for people to read."""
+        """Write repeated values out in full: recipes are read by people."""
         return True
 
 
-# The dumper too, so that it quotes a string that would be read as a number.
+# The dumper needs it too, to quote strings that would be read as numbers.
 for _side in (_Loader, _Dumper):
     _side.add_implicit_resolver(_FLOAT, _WITH_EXPONENT, list("-+.0123456789"))
 
 
 def read_yaml(text: str) -> Any:
-    """What the text says; a ValueError of one line tells where it is no YAML."""
+    """Parse YAML; a one-line ValueError says where it is invalid."""
     try:
         return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
@@ -261,13 +275,13 @@ def read_yaml(text: str) -> Any:
 
 
 def write_yaml(content: Any, *, flow: bool = False) -> str:
-    """The content as text; `flow`: in one line, as a value on the command line has it.
+    """The content as YAML; `flow`: on one line, as for a value on the command line.
 
     >>> write_yaml([0.9, 1e-05], flow=True)
     '[0.9, 1.0e-05]'
     """
     if not flow:
         return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-    # A plain scalar alone ends with a line of dots.
+    # PyYAML ends a lone scalar with a line of dots.
     text = yaml.dump(content, Dumper=_Dumper, default_flow_style=True, allow_unicode=True, width=10**6)
     return text.removesuffix("...\n").strip()

@@ -110,7 +110,7 @@ def test_training_stops_at_a_bad_image_with_its_path(
     root = image_folder(tmp_path / "data")
     for path in (root / "train").rglob("*.jpeg"):
         broken(path)
-    words = ["folder/none", "--data.root", root, *SMALL.split(), "--workers", workers]
+    words = ["folder", "--model.block", "none", "--data.root", root, *SMALL.split(), "--workers", workers]
     code, _, err = run(capsys, "train", *words, "--out", tmp_path / "run")
     assert code == 1
     assert err.startswith(f"polynl: {root}/train/")
@@ -128,7 +128,7 @@ def test_bad_images_are_skipped_and_counted(
     broken(root / "train" / "cat" / "0.jpeg")
     broken(root / "train" / "dog" / "1.png")
     broken(root / "val" / "dog" / "2.jpeg")
-    words = ["folder/none", "--data.root", root, *SMALL.split(), "--workers", workers]
+    words = ["folder", "--model.block", "none", "--data.root", root, *SMALL.split(), "--workers", workers]
     words += ["--data.on-bad-image", "skip"]
     code, out, err = run(capsys, "train", *words, "--out", tmp_path / "run")
     assert (code, err) == (0, "")
@@ -150,7 +150,16 @@ def test_a_stopped_run_may_go_on_without_the_bad_images(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = image_folder(tmp_path / "data", images=4)
-    words = ["folder/none", "--data.root", root, *SMALL.split(), "--out", tmp_path / "run"]
+    words = [
+        "folder",
+        "--model.block",
+        "none",
+        "--data.root",
+        root,
+        *SMALL.split(),
+        "--out",
+        tmp_path / "run",
+    ]
     code, _, _ = run(capsys, "train", *words)
     assert code == 0
     code, _, err = run(capsys, "train", *words, "--resume", "--data.on-bad-image", "skip")
@@ -163,7 +172,16 @@ def test_a_class_without_images_is_named(tmp_path: Path, capsys: pytest.CaptureF
         (root / split / "eel").mkdir()
         (root / split / "eel" / "notes.txt").write_text("no image")
     code, _, err = run(
-        capsys, "train", "folder/none", "--data.root", root, *SMALL.split(), "--out", tmp_path / "run"
+        capsys,
+        "train",
+        "folder",
+        "--model.block",
+        "none",
+        "--data.root",
+        root,
+        *SMALL.split(),
+        "--out",
+        tmp_path / "run",
     )
     assert code == 2
     assert "no valid file for the classes eel" in err

@@ -35,7 +35,7 @@ def test_scores_to_five_digits_and_curves(folders: tuple[Path, Path], capsys: An
     code, shown, _ = evaluate(capsys, folders)
     assert code == 0
     assert shown.splitlines()[:3] == ["    Easy 1.00000", "  Medium 1.00000", "    Hard 1.00000"]
-    assert f"On all images; the curves are in {folders[0].parent / 'curves.png'}." in shown
+    assert f"Scored on all images. Curves: {folders[0].parent / 'curves.png'}" in shown
     with Image.open(folders[0].parent / "curves.png") as picture:
         assert min(picture.size) > 500
 
@@ -57,7 +57,7 @@ def test_a_part_of_the_images(folders: tuple[Path, Path], capsys: Any) -> None:
     assert f"{PARADE[1]}.txt is missing (1 of 3 files are)" in err
     code, shown, _ = evaluate(capsys, folders, "--partial")
     assert code == 0
-    assert "On 2 of 3 images" in shown
+    assert "Scored on 2 of 3 images" in shown
     assert shown.splitlines()[2] == "    Hard 1.00000"
 
 
@@ -92,11 +92,11 @@ def test_folders_that_are_not_there(folders: tuple[Path, Path], capsys: Any, tmp
         assert str(tmp_path / "x") in err
     code, _, err = evaluate(capsys, folders, "--curves", tmp_path)
     assert code == 2
-    assert f"--curves: {tmp_path} is a folder; give the name of a file." in err
+    assert f"--curves: {tmp_path} is a folder; expected a file." in err
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("file/x.png", "cannot be written"), ("x.pdf", "is no name of a PNG")]
+    ("name", "expected"), [("file/x.png", "cannot be written"), ("x.pdf", "must end in .png")]
 )
 def test_curves_that_cannot_be_drawn(
     name: str, expected: str, folders: tuple[Path, Path], capsys: Any, tmp_path: Path

@@ -151,8 +151,8 @@ def test_images_that_are_not_there_are_counted_and_some_named(tmp_path: Path) ->
 NO_JSON = [
     (b"", "Expecting value at line 1, column 1."),
     (b'{"images": [],\n "annotations": [{"id', "Unterminated string starting at line 2, column 19."),
-    (b"[" * 100_000, "is no JSON: "),
-    (b'{"images": "\xff"}', "is no JSON: 'utf-8' codec can't decode"),
+    (b"[" * 100_000, "is not valid JSON: "),
+    (b'{"images": "\xff"}', "is not valid JSON: 'utf-8' codec can't decode"),
     (b"[1, 2]", "contains [1, 2]: expected an object"),
 ]
 

@@ -149,10 +149,10 @@ def test_a_wrong_entry_is_named(tmp_path: Path, right: Any, wrong: Any, message:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[{]", r"is no JSON, or not all of it: .* at line 1, column 3"),
-        ("[\n1,\n2", r"is no JSON, or not all of it: .* at line 3, column 2"),
-        ("", r"is no JSON, or not all of it: .* at line 1, column 1"),
-        ("[" * 100_000, "is no JSON: "),
+        ("[{]", r"is not valid JSON, or is truncated: .* at line 1, column 3"),
+        ("[\n1,\n2", r"is not valid JSON, or is truncated: .* at line 3, column 2"),
+        ("", r"is not valid JSON, or is truncated: .* at line 1, column 1"),
+        ("[" * 100_000, "is not valid JSON: "),
         ('{"annotations": []}', r"contains {'annotations': \[\]}: expected a list of detections"),
         ("null", "contains None: expected a list"),
     ],
@@ -164,7 +164,7 @@ def test_a_file_that_is_no_list_is_named(tmp_path: Path, content: str, message: 
 
 def test_a_file_that_is_no_text_or_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").write_bytes(bytes(range(128, 256)))
-    with pytest.raises(SettingsError, match=r"photo\.jpg is no JSON"):
+    with pytest.raises(SettingsError, match=r"photo\.jpg is not valid JSON"):
         read_detections(tmp_path / "photo.jpg", TRUTH)
     with pytest.raises(SettingsError, match=r"none\.json cannot be read: No such file or directory\."):
         read_detections(tmp_path / "none.json", TRUTH)

@@ -404,7 +404,7 @@ def test_coco_images(tmp_path: Path) -> None:
     """Loaded, learned from for two steps, and scored."""
     root = Path(str(DATA), "coco-446")
     recipe = load_recipe(
-        "coco_small/poly_nl",
+        "coco_small",
         [f"--data.root={root}", *SMALL.split()],
     )
     task = recipe.build_task()

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from polynl.config import Positive
+from polynl.config import NEUTRAL, Positive
 from polynl.data.config import DrawnConfig, Split
 from polynl.errors import SettingsError
 from polynl.tasks.config import AnnotatedConfig, FlipConfig, FromScenes, TaskConfig
@@ -28,7 +28,7 @@ class WiderFaceConfig(AnnotatedConfig):
     val: str = "WIDER_val/images"
     train_annotations: str = "wider_face_split/wider_face_train_bbx_gt.txt"
     val_annotations: str = "wider_face_split/wider_face_val_bbx_gt.txt"
-    ground_truth: Path | None = None
+    ground_truth: Path | None = Field(None, json_schema_extra=NEUTRAL)
     """Folder of the official .mat files, which say which faces are Easy, Medium and Hard.
 
     Without it all valid faces count as Hard, and there are no others.
