@@ -1,4 +1,4 @@
-"""`polynl predict`: what a trained detector finds in images."""
+"""`polynl predict`: draw the detections of a trained model on images, and save them as JSON."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from polynl.data.image_files import check_originals_stay, image_files, names_apa
 from polynl.data.images import UnreadableImageError, read_for_detector
 from polynl.errors import RunStoppedError, SettingsError
 from polynl.files import make_folder, write_atomically
-from polynl.predict.drawing import drawn
+from polynl.predict.drawing import draw_detections
 from polynl.tasks.base import DetectionTask
 from polynl.tasks.instance_segmentation.metric import detections_of
 from polynl.train.processes import autocast, joined, set_up_torch
@@ -38,18 +39,18 @@ def run_predict(
     keys: Sequence[str] = (),
     threshold: float = 0.5,
 ) -> dict[str, Any]:
-    """Draw what is found in images, and write it down; gives what is written, in COCO's format."""
+    """Draw and save the detections in images; returns the content of detections.json, in COCO's format."""
     if not 0 <= threshold <= 1:
         raise SettingsError(f"--threshold {threshold:g}: expected a number from 0 to 1.")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise SettingsError("predict needs one process: start it without torchrun.")
+        raise SettingsError("predict runs in one process: start it without torchrun.")
     images = image_files(paths)
     pictures = [out / f"{name}.png" for name in names_apart(images)]
     check_originals_stay(images, pictures)
     settings = recipe_for(checkpoint, recipe, keys, ("checkpoint", "out", "threshold"))
     task = task_for(checkpoint, settings)
     if not isinstance(task, DetectionTask):
-        raise SettingsError(f"predict draws what detectors find, and {settings.task} finds no boxes.")
+        raise SettingsError(f"predict needs a detector; the recipe's task is {settings.task}.")
     set_up_torch(settings)
     content: dict[str, Any] = {"images": [], "annotations": [], "categories": []}
     unreadable = 0
@@ -62,31 +63,47 @@ def run_predict(
             try:
                 image = read_for_detector(path, upright=True)
             except UnreadableImageError as error:
-                console.print(escape(f"skipped: {error}"), highlight=False, soft_wrap=True)
+                _print(console, f"skipped: {error}")
                 unreadable += 1
                 continue
             with torch.no_grad(), autocast(settings, processes.device):
                 (found,) = task.detect(model, [image.to(processes.device)])
-            sure = {name: value[found["scores"] >= threshold].cpu() for name, value in found.items()}
-            _note(content, path, image, sure, names)
-            _write_picture(picture, image, sure, names)
-            console.print(escape(f"{path}: {_told(sure, names)}"), highlight=False, soft_wrap=True)
+            kept = _above(threshold, found)
+            _add_to(content, path, image, kept, names)
+            _write_picture(picture, image, kept, names)
+            _print(console, f"{path}: {_summary(kept, names)}")
     write_atomically(out / DETECTIONS, json.dumps(content) + "\n")
-    console.print(escape(f"Pictures and {DETECTIONS} are in {out}."), highlight=False, soft_wrap=True)
+    _print(console, f"Pictures and {DETECTIONS} are in {out}.")
     if unreadable:
         raise RunStoppedError(f"{unreadable} of {len(images)} images could not be read, see above.")
     return content
 
 
-def _note(
-    content: dict[str, Any], path: Path, image: Tensor, found: Mapping[str, Tensor], names: Mapping[int, str]
+@dataclass(frozen=True)
+class _Kept:
+    """The detections in an image that are drawn and saved."""
+
+    boxes: Tensor
+    labels: Tensor
+    scores: Tensor
+    masks: Tensor | None
+
+
+def _above(threshold: float, found: Mapping[str, Tensor]) -> _Kept:
+    kept = found["scores"] >= threshold
+    boxes, labels, scores = (found[name][kept].cpu() for name in ("boxes", "labels", "scores"))
+    return _Kept(boxes, labels, scores, found["masks"][kept].cpu() if "masks" in found else None)
+
+
+def _add_to(
+    content: dict[str, Any], path: Path, image: Tensor, found: _Kept, names: Mapping[int, str]
 ) -> None:
+    """Add an image and its detections to the content of detections.json."""
     height, width = image.shape[-2:]
     number = len(content["images"]) + 1
     content["images"].append({"id": number, "file_name": str(path), "width": width, "height": height})
     same = {label: label for label in names}
-    parts = found["boxes"], found["labels"], found["scores"], found.get("masks")
-    for detection in detections_of(number, *parts, same):
+    for detection in detections_of(number, found.boxes, found.labels, found.scores, found.masks, same):
         _, _, across, down = detection["bbox"]
         content["annotations"].append(
             {
@@ -99,17 +116,21 @@ def _note(
         )
 
 
-def _write_picture(path: Path, image: Tensor, found: Mapping[str, Tensor], names: Mapping[int, str]) -> None:
+def _write_picture(path: Path, image: Tensor, found: _Kept, names: Mapping[int, str]) -> None:
     texts = [
         f"{names.get(label, label)} {score:.2f}"
-        for label, score in zip(found["labels"].tolist(), found["scores"].tolist(), strict=True)
+        for label, score in zip(found.labels.tolist(), found.scores.tolist(), strict=True)
     ]
     png = io.BytesIO()
-    to_pil_image(drawn(image, found, texts)).save(png, "png")
+    to_pil_image(draw_detections(image, found.boxes, texts, found.masks)).save(png, "png")
     write_atomically(path, png.getbuffer())
 
 
-def _told(found: Mapping[str, Tensor], names: Mapping[int, str]) -> str:
-    labels = found["labels"].tolist()
+def _summary(found: _Kept, names: Mapping[int, str]) -> str:
+    labels = found.labels.tolist()
     counts = {names.get(label, str(label)): labels.count(label) for label in dict.fromkeys(labels)}
     return ", ".join(f"{count} × {name}" for name, count in counts.items()) or "nothing found"
+
+
+def _print(console: Console, text: str) -> None:
+    console.print(escape(text), highlight=False, soft_wrap=True)
