@@ -176,5 +176,5 @@ def test_clips_have_norms_over_time() -> None:
 
 
 def test_a_network_without_blocks_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^the Sequential has no block"):
+    with pytest.raises(ValueError, match=r"^Sequential has no block"):
         feature_norms(classifier(), torch.zeros(1, 3, 6, 8))

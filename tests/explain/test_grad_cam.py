@@ -276,11 +276,11 @@ class Branches(nn.Module):
     ("layer", "said"),
     [
         ("nowhere", r"^Branches has no module 'nowhere'; it has used, idle, twice, pair, tokens, head$"),
-        ("head", r'^layer "head" gives \(1, 5\); expected a map \(b, c, h, w\)$'),
-        ("tokens", r'^layer "tokens" gives \(1, 4, 20\); expected a map'),
-        ("pair", r'^layer "pair" gives tuple; expected a map'),
-        ("twice", r'^"twice" is called 2 times in one look'),
-        ("idle", r'^the score does not depend on layer "idle"; choose another layer$'),
+        ("head", r'^layer "head" outputs \(1, 5\); expected a map \(b, c, h, w\)$'),
+        ("tokens", r'^layer "tokens" outputs \(1, 4, 20\); expected a map'),
+        ("pair", r'^layer "pair" outputs tuple; expected a map'),
+        ("twice", r'^"twice" is called 2 times in a forward pass'),
+        ("idle", r"^the score does not depend on idle; choose another layer$"),
     ],
 )
 def test_layers_without_a_map_are_refused(layer: str, said: str, frozen: bool) -> None:
@@ -301,9 +301,12 @@ def test_layers_without_a_map_are_refused(layer: str, said: str, frozen: bool) -
         (True, r"^target=True: the model has classes from 0 to 4$"),
         ("cat", r"^target=cat: the model has classes from 0 to 4$"),
         (torch.tensor([[0, 1]]), r"^target=tensor.*: the model has classes from 0 to 4$"),
-        (lambda output: output.detach()[:, 0], r"^the score does not depend on any map of it"),
-        (lambda output: 0.5, r"^the target gives float; expected a tensor of 2 scores, one for each"),
-        (lambda output: output, r"^the target gives \(2, 5\); expected a tensor of 2 scores"),
+        (
+            lambda output: output.detach()[:, 0],
+            r"^the score does not depend on after, conv, relu and 2 more; choose another layer$",
+        ),
+        (lambda output: 0.5, r"^the target returns float; expected 2 scores, one for each"),
+        (lambda output: output, r"^the target returns \(2, 5\); expected 2 scores"),
     ],
     ids=str,
 )
@@ -341,13 +344,16 @@ def test_maps_that_the_score_does_not_depend_on_are_passed_over() -> None:
     found = grad_cam(model, x, lambda output: output["out"][:, 3].mean(dim=(1, 2)))
     expected = grad_cam(model, x, lambda output: output["out"][:, 3].mean(dim=(1, 2)), layer="head")
     assert torch.equal(found, expected)
-    with pytest.raises(ValueError, match=r"^the model gives dict, not a score .* a score for each image$"):
+    with pytest.raises(ValueError, match=r"^the model outputs dict, not a score .* a score for each image$"):
         grad_cam(model, x)
 
 
 def test_a_network_without_maps_is_refused() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
-    with untouched(model), pytest.raises(ValueError, match="no module of Sequential gives a map of several"):
+    with (
+        untouched(model),
+        pytest.raises(ValueError, match="no module of Sequential outputs a map of several"),
+    ):
         grad_cam(model, batch(1, 3, 2, 2).float())
 
 
@@ -355,19 +361,21 @@ def test_what_is_no_score_of_classes_needs_a_function() -> None:
     model = masks()
     with (
         untouched(model),
-        pytest.raises(ValueError, match=r"^the model gives list, not a score .* such as detection_score"),
+        pytest.raises(ValueError, match=r"^the model outputs list, not a score .* such as detection_score"),
     ):
         grad_cam(model, images(*PADDED), 0)
-    with pytest.raises(ValueError, match=r"^the model gives \(1, 4, 4, 5\), not a score .* for each image$"):
+    with pytest.raises(
+        ValueError, match=r"^the model outputs \(1, 4, 4, 5\), not a score .* for each image$"
+    ):
         grad_cam(nn.Sequential(nn.Conv2d(3, 4, 1)), batch(1, 3, 4, 5).float(), 0)
 
 
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        (5, r"^there is no detection 5 in image 0: 5 are found in it$"),
-        (-1, r"^there is no detection -1 in image 0: 5 are found in it$"),
-        ([0, 6], r"^there is no detection 6 in image 1: 5 are found in it$"),
+        (5, r"^there is no detection 5 in image 0, which has 5$"),
+        (-1, r"^there is no detection -1 in image 0, which has 5$"),
+        ([0, 6], r"^there is no detection 6 in image 1, which has 5$"),
         ([0], r"^target has 1 detections for 2 images$"),
         ([0, 1, 2], r"^target has 3 detections for 2 images$"),
     ],
