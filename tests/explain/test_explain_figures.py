@@ -47,8 +47,8 @@ def assert_shows(axes: Any, values: Tensor, limits: tuple[float, float], *, sign
     height, width = pixels.shape[1:]
     assert width >= 403
     assert (height % HEIGHT, width % WIDTH) == (0, 0), "all pixels of the image are of one size"
-    look = {"colours": SIGNED, "opacity": 0.7, "lighten": 0.5} if signed else {"colours": LEVELS}
-    expected = overlay(IMAGE, values, limits=limits, nearest=signed, size=(height, width), **look)
+    style = SIGNED if signed else LEVELS
+    expected = overlay(IMAGE, values, limits=limits, size=(height, width), **style)
     assert torch.equal(pixels, expected)
 
 

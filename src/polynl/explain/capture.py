@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 from polynl.blocks.base import Block
@@ -104,35 +106,31 @@ def capture(
     `modules`: the modules whose input and output to keep; each must be called once.
     `map_layers`: whether to list the layers that Grad-CAM can use.
     """
+    calls: dict[str, list[Activation]] = {name: [] for name in modules}
+    layers: dict[str, None] = {}
     with ExitStack() as stack:
-        calls = {name: stack.enter_context(_recorded(model.get_submodule(name))) for name in modules}
-        layers = stack.enter_context(_map_layers(model)) if map_layers else {}
+        for name, made in calls.items():
+            hook = partial(_record, made)
+            stack.enter_context(model.get_submodule(name).register_forward_hook(hook, with_kwargs=True))
+        if map_layers:
+            for handle in _record_map_layers(model, layers):
+                stack.enter_context(handle)
         stack.enter_context(torch.no_grad())
         output, frames = forward(model, images)
     activations = {name: only_call(made, name) for name, made in calls.items()}
     return Capture(output, frames, activations, list(reversed(layers)))
 
 
-@contextmanager
-def _recorded(module: nn.Module) -> Iterator[list[Activation]]:
-    """Input and output of every call of a module."""
-    calls: list[Activation] = []
-
-    def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        x = (*args, *kwargs.values())[0]
-        # Copies, because later modules may write into their input.
-        calls.append(Activation(x.clone(), output.clone()))
-
-    handle = module.register_forward_hook(record, with_kwargs=True)
-    try:
-        yield calls
-    finally:
-        handle.remove()
+def _record(
+    calls: list[Activation], _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> None:
+    x = (*args, *kwargs.values())[0]
+    # Copies, because later modules may write into their input.
+    calls.append(Activation(x.clone(), output.clone()))
 
 
-@contextmanager
-def _map_layers(model: nn.Module) -> Iterator[dict[str, None]]:
-    """The names of all modules whose output is a map of several positions, in the order of their last call.
+def _record_map_layers(model: nn.Module, layers: dict[str, None]) -> Iterator[RemovableHandle]:
+    """Hooks that list the modules whose output is a map of several positions, in the order of last calls.
 
     In a detector these are modules of its ResNet. Tokens and maps with the channels last do not have the
     proportions of the input and are left out.
@@ -140,26 +138,19 @@ def _map_layers(model: nn.Module) -> Iterator[dict[str, None]]:
     body = BODY if BODY in dict(model.named_modules()) else ""
     module = model.get_submodule(body)
     spatial: list[torch.Size] = []
-    layers: dict[str, None] = {}
 
-    def recorder(name: str) -> Callable[..., None]:
-        def record(_: nn.Module, args: Any, output: Any) -> None:
-            if not isinstance(output, Tensor) or output.dim() != len(spatial[0]) + 2:
-                return
-            if output.shape[2:].numel() > 1 and proportional(output.shape[-2:], spatial[0][-2:]):
-                layers.pop(name, None)
-                layers[name] = None
+    def record(name: str, _: nn.Module, args: Any, output: Any) -> None:
+        if not isinstance(output, Tensor) or output.dim() != len(spatial[0]) + 2:
+            return
+        if output.shape[2:].numel() > 1 and proportional(output.shape[-2:], spatial[0][-2:]):
+            layers.pop(name, None)
+            layers[name] = None
 
-        return record
-
-    with ExitStack() as stack:
-        handle = module.register_forward_pre_hook(lambda _, args: spatial.append(args[0].shape[2:]))
-        stack.callback(handle.remove)
-        for name, part in module.named_modules(prefix=body):
-            # The output of the whole model may be a map too, and the attention of a square map is square.
-            if part is not model and not isinstance(part, nn.Softmax | nn.Dropout):
-                stack.callback(part.register_forward_hook(recorder(name)).remove)
-        yield layers
+    yield module.register_forward_pre_hook(lambda _, args: spatial.append(args[0].shape[2:]))
+    for name, part in module.named_modules(prefix=body):
+        # The output of the whole model may be a map too, and the attention of a square map is square.
+        if part is not model and not isinstance(part, nn.Softmax | nn.Dropout):
+            yield part.register_forward_hook(partial(record, name))
 
 
 def forward(model: nn.Module, images: Images) -> tuple[Any, list[Frame]]:
@@ -194,10 +185,8 @@ def _detector_forward(model: Any, images: Sequence[Tensor]) -> tuple[Any, list[F
             covered = height / padded_height, width / padded_width
             frames.append(Frame(image.shape[-2], image.shape[-1], covered))
 
-    with ExitStack() as stack:
-        stack.callback(model.transform.register_forward_hook(record).remove)
-        output = model(list(images))
-    return output, frames
+    with model.transform.register_forward_hook(record):
+        return model(list(images)), frames
 
 
 def _to_device(images: Tensor, device: torch.device) -> Tensor:

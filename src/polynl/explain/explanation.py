@@ -66,15 +66,6 @@ class Explanation:
         return self.network.name if self.block is None else f"{self.network.name}, {self.block}"
 
 
-@dataclass(frozen=True)
-class _Prediction:
-    label: str
-    probability: float
-    target: Target
-    """Its score, for Grad-CAM."""
-    box: Box | None = None
-
-
 def explain_image(network: ExplainedNetwork, image: Tensor, query: Query) -> Explanation:
     """Explain a uint8 image (3, h, w); raises a SettingsError if the query does not fit."""
     view = network.view(image)
@@ -93,40 +84,38 @@ def _explain_view(network: ExplainedNetwork, view: Tensor, spot: Spot | None, qu
         network.model, images, modules=[] if block is None else [block], map_layers=query.layer is None
     )
     predict = _detection if network.detects else _class
-    prediction = predict(captured, network.labels, query)
-    explanation = Explanation(network, view, spot=spot)
-    if prediction is not None:
+    explanation, target = predict(Explanation(network, view, spot=spot), captured.output[0], query)
+    if target is not None:
         layers = captured.map_layers if query.layer is None else [query.layer]
-        (cam,) = cams_at(network.model, images, prediction.target, layers)
-        explanation = replace(
-            explanation,
-            label=prediction.label,
-            probability=prediction.probability,
-            box=prediction.box,
-            cam=cam,
-            spot=spot or prediction.box or _highest(cam, view),
-        )
+        (cam,) = cams_at(network.model, images, target, layers)
+        explanation = replace(explanation, cam=cam, spot=spot or explanation.box or _highest(cam, view))
     return explanation if block is None else _with_block(explanation, captured, block)
 
 
-def _class(captured: Capture, labels: Mapping[int, str], query: Query) -> _Prediction:
-    probabilities = captured.output[0].float().softmax(dim=0)
+def _class(explanation: Explanation, logits: Tensor, query: Query) -> tuple[Explanation, Target]:
+    """With the class to explain; the target is its score."""
+    probabilities, labels = logits.float().softmax(dim=0), explanation.network.labels
     number = int(probabilities.argmax()) if query.target is None else class_number(query.target, labels)
     if not 0 <= number < len(probabilities):
         raise ValueError(f"there is no class {number}: it has {len(probabilities)} classes, numbered from 0")
-    return _Prediction(_label(number, labels), float(probabilities[number]), number)
+    probability = float(probabilities[number])
+    return replace(explanation, label=_label(number, labels), probability=probability), number
 
 
-def _detection(captured: Capture, labels: Mapping[int, str], query: Query) -> _Prediction | None:
-    (found,) = captured.output
+def _detection(
+    explanation: Explanation, found: Mapping[str, Tensor], query: Query
+) -> tuple[Explanation, Target]:
+    """With the detection to explain; the target is its score, or None if there is no detection."""
     count, number = len(found["scores"]), 0 if query.detection is None else query.detection
     if count == 0:
-        return None
+        return explanation, None
     if not 0 <= number < count:
         raise ValueError(f"--detection {number}: there are {count} detections, numbered from 0")
-    label, score = (found[key][number].item() for key in ("labels", "scores"))
     left, top, right, bottom = found["boxes"][number].tolist()
-    return _Prediction(_label(label, labels), score, detection_score(number), (left, top, right, bottom))
+    label = _label(int(found["labels"][number]), explanation.network.labels)
+    probability = float(found["scores"][number])
+    detected = replace(explanation, label=label, probability=probability, box=(left, top, right, bottom))
+    return detected, detection_score(number)
 
 
 def _label(number: int, labels: Mapping[int, str]) -> str:

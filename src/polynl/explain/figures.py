@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
@@ -17,8 +18,14 @@ from polynl.explain.explanation import Explanation
 from polynl.explain.overlay import overlay
 
 # Safe for colour-blind readers: dark to light, and blue over white to orange for signed values.
-LEVELS = "inferno"
-SIGNED = LinearSegmentedColormap.from_list("shares", ["#0072B2", "#FFFFFF", "#D55E00"])
+# Signed maps show their cells, since these are exact.
+LEVELS: dict[str, Any] = {"colours": "inferno", "opacity": 0.6}
+SIGNED: dict[str, Any] = {
+    "colours": LinearSegmentedColormap.from_list("shares", ["#0072B2", "#FFFFFF", "#D55E00"]),
+    "opacity": 0.7,
+    "lighten": 0.5,
+    "nearest": True,
+}
 # Longer lines of a title are wrapped, since names of networks and folders may have no spaces.
 TITLE_WIDTH = 38
 PANEL = 3.1  # inches
@@ -81,7 +88,7 @@ def influence_figure(explanations: Sequence[Explanation]) -> Figure | None:
         most = float(percent.abs().max()) or 1.0
         meaning = "influence on the marked place" if percent.any() else "its block adds nothing yet"
         title = f"{explanation.title}\n{meaning}"
-        colours = _show_map(ax, explanation, percent, title, (-most, most), signed=True)
+        colours = _show_map(ax, explanation, percent, title, (-most, most), SIGNED)
         _mark(ax, explanation)
         _add_colour_bar(figure, [ax], colours, "share, %")
     return figure
@@ -103,27 +110,17 @@ def _show_map(
     values: Tensor,
     title: str,
     limits: tuple[float, float],
-    *,
-    signed: bool = False,
+    style: Mapping[str, Any] = LEVELS,
 ) -> ScalarMappable:
-    """Draw a map over the image; signed ones show their cells, since these are exact. Returns the colours."""
+    """Draw a map over the image; returns the scale of its colours."""
     height, width = explanation.image.shape[-2:]
-    colours = SIGNED if signed else LEVELS
     # Enough pixels for a smooth map over a small image.
     scale = max(1, -(-round(PANEL * DPI) // max(height, width)))
-    drawn = overlay(
-        explanation.image,
-        values,
-        colours=colours,
-        limits=limits,
-        opacity=0.7 if signed else 0.6,
-        lighten=0.5 if signed else 0.0,
-        nearest=signed,
-        size=(scale * height, scale * width),
-    )
+    size = scale * height, scale * width
+    drawn = overlay(explanation.image, values, limits=limits, size=size, **style)
     ax.imshow(drawn.permute(1, 2, 0).numpy(), extent=(-0.5, width - 0.5, height - 0.5, -0.5))
     _set_title(ax, title)
-    return ScalarMappable(Normalize(*limits), colours)
+    return ScalarMappable(Normalize(*limits), style["colours"])
 
 
 def _set_title(ax: Axes, title: str) -> None:

@@ -73,7 +73,7 @@ def _gradient(layer: str, model: nn.Module, images: Images, target: Target) -> _
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(mode=False))
         stack.enter_context(torch.enable_grad())
-        stack.callback(_module(model, layer).register_forward_hook(detach).remove)
+        stack.enter_context(_module(model, layer).register_forward_hook(detach))
         output, frames = forward(model, images)
         only_call(maps, layer)
         scores = _scores(output, target, len(frames))
