@@ -32,7 +32,7 @@ KINDS = ("grad_cam", "features", "influence")
 # A step of a uint8 image, normalised by the smallest of ImageNet's deviations, and rounding.
 GREY_LEVEL = 1 / 255 / 0.224 + 1e-4
 TESTS = Path(__file__).parent.parent
-# Of untrained detectors, which are sure of nothing.
+# Untrained detectors have low scores; keep them all.
 UNSURE = {
     "instances": ["--model.detector-options.box_score_thresh", "0"],
     "faces": ["--model.detector-options.score_thresh", "0"],
@@ -50,7 +50,7 @@ def stir(model: nn.Module) -> nn.Module:
 
 
 def make_run(folder: Path, recipe: str | Path, *keys: str) -> Path:
-    """A folder like that of a run which has learned nothing; gives its weights."""
+    """Make the folder of a run that has not trained; returns its weights."""
     folder.mkdir(parents=True)
     settings = load_recipe(recipe, keys)
     torch.manual_seed(0)
@@ -196,7 +196,7 @@ def test_a_full_disk_is_told_in_a_line(
 
 
 @pytest.mark.parametrize("kind", ["instances", "faces"])
-def test_detectors_are_asked_about_a_detection(
+def test_a_detection_of_a_detector_is_explained(
     kind: str, runs: dict[str, Path], images: Path, tmp_path: Path, capsys: Any
 ) -> None:
     words = ["--checkpoint", runs[kind], "--detection", 1, "--out", tmp_path]
@@ -229,7 +229,7 @@ def test_a_detector_that_finds_nothing(
     assert (code, drawn(tmp_path)) == (0, {"a-features.png", "a-influence.png"})
 
 
-def test_what_a_new_block_adds_is_nothing(images: Path, tmp_path: Path, capsys: Any) -> None:
+def test_a_new_block_adds_nothing(images: Path, tmp_path: Path, capsys: Any) -> None:
     words = ["--model", "torchvision/resnet18", "--insert", "poly_nl@layer3.1", "--out", tmp_path]
     code, out, err = explain(capsys, images / "a.png", *words)
     assert (code, err) == (0, "")
@@ -306,10 +306,10 @@ Words = Callable[[dict[str, Path], Path, Path], list[object]]
 RESNET = ("--model", "torchvision/resnet18")
 MISTAKES: dict[str, tuple[Words, str]] = {
     "no images": (lambda r, i, t: [], "give images: polynl explain IMAGE…"),
-    "nobody looks": (lambda r, i, t: [i], "--checkpoint FILE or --model LIBRARY/NAME."),
+    "neither checkpoint nor model": (lambda r, i, t: [i], "--checkpoint FILE or --model LIBRARY/NAME."),
     "no such image": (lambda r, i, t: [i / "aa.png", *RESNET], "aa.png. Did you mean a.png"),
     "no such folder": (lambda r, i, t: [i / "in" / "aa.png", *RESNET], "there is no image"),
-    "an image that is none": (lambda r, i, t: [r["none"], *RESNET], "1 of 1 images could not be read"),
+    "not an image": (lambda r, i, t: [r["none"], *RESNET], "1 of 1 images could not be read"),
     "a mistyped option": (lambda r, i, t: [i, *RESNET, "--positoin", 3], "Did you mean --position"),
     "no checkpoint": (lambda r, i, t: [i, "--checkpoint", t / "x.pt"], "--checkpoint: there is no file"),
     "no recipe": (lambda r, i, t: [i, "--checkpoint", i / "a.png"], "there is no recipe.yaml beside"),
@@ -405,7 +405,7 @@ def test_a_mistake_gets_one_line(
     given = words(runs, images, tmp_path)
     out = [] if "--out" in given else ["--out", tmp_path / "out"] if given else []
     code, _, err = explain(capsys, *given, *out)
-    assert code == (1 if case == "an image that is none" else 2)
+    assert code == (1 if case == "not an image" else 2)
     assert expected in err
     assert len(err.splitlines()) == 1
 

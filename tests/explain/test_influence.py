@@ -249,11 +249,11 @@ def test_parts_are_the_same_however_many_are_made_at_a_time(
     assert largest.numbers <= max(at_a_time, x.numel()) < x.numel() * CHANNELS
 
 
-# What is left as it was, and what does not matter
+# Modes and dtypes, and that the block stays unchanged
 
 
 @one_of_each_kind
-def test_a_block_in_training_is_looked_at_in_eval_mode_and_left_as_it_was(
+def test_a_block_in_training_is_evaluated_in_eval_mode_and_restored(
     case: Case,
 ) -> None:
     block, x = built(*case), feature_map(2, (3, 4))

@@ -24,14 +24,14 @@ from polynl.tasks.instance_segmentation.task import InstanceSegmentation
 from polynl.train.recipe_file import load_recipe, to_yaml
 
 TINY = Path(__file__).parent.parent / "tiny_instances.yaml"
-# Of an untrained detector, which is sure of nothing.
+# An untrained detector has low scores; keep them all.
 UNSURE = ["--model.detector-options.box_score_thresh", "0"]
 NAMES = {"1": "cat", "2": "dog", "5": "tree"}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a run that has learned nothing."""
+    """A run that has not trained."""
     folder = tmp_path_factory.mktemp("run")
     recipe = load_recipe(TINY, UNSURE)
     torch.manual_seed(0)
@@ -129,7 +129,7 @@ def test_images_of_one_name(folder: Path, images: Path, tmp_path: Path, capsys: 
     assert names == {"a.png", "a_2.png", "b.png"}
 
 
-def test_an_image_that_is_none(folder: Path, images: Path, tmp_path: Path, capsys: Any) -> None:
+def test_a_file_that_is_not_an_image(folder: Path, images: Path, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "c.png").write_text("hello")
     words = [tmp_path / "c.png", images / "a.png", "--checkpoint", folder / "best.safetensors"]
     code, shown, err = predict(capsys, tmp_path / "out", *words)
@@ -266,7 +266,7 @@ def test_a_folder_that_cannot_be_written_to(folder: Path, images: Path, tmp_path
     assert "cannot be written to: Not a directory." in err
 
 
-def test_torchrun_is_not_for_it(
+def test_torchrun_is_refused(
     folder: Path, images: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
