@@ -261,20 +261,20 @@ class Explain:
 
     def run(self, console: Console) -> None:
         """See :func:`polynl.explain.run.run_explain`."""
-        from polynl.explain.explanation import Question
-        from polynl.explain.networks import subject_named, subjects_of
-        from polynl.explain.run import on_device, run_explain
+        from polynl.explain.explanation import Query
+        from polynl.explain.networks import network_by_name, networks_from_checkpoints
+        from polynl.explain.run import move_networks, run_explain
 
         self._check()
-        subjects = subjects_of(self.checkpoint, self.recipe, self.keys, _options(self))
+        networks = networks_from_checkpoints(self.checkpoint, self.recipe, self.keys, _options(self))
         if self.model is not None:
-            named = subject_named(self.model, self.weights, self.insert, stride_in_1x1=self.stride_in_1x1)
-            subjects.append(named)
+            named = network_by_name(self.model, self.weights, self.insert, stride_in_1x1=self.stride_in_1x1)
+            networks.append(named)
             if self.weights is None:
                 console.print(escape(f"{named.name} has random weights; load others with --weights FILE."))
-        on_device(subjects, self.device)
-        question = Question(self.target, self.position, self.detection, self.block, self.layer)
-        run_explain(self.images, subjects, question, self.out, console)
+        move_networks(networks, self.device)
+        query = Query(self.target, self.position, self.detection, self.block, self.layer)
+        run_explain(self.images, networks, query, self.out, console)
 
     def _check(self) -> None:
         if not self.images:

@@ -1,4 +1,4 @@
-"""Frames, cell by cell, and what is left of a network after it was looked into."""
+"""Frames, cell by cell; what a forward pass records, and that it leaves the network unchanged."""
 
 import copy
 import itertools
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import polynl
 from polynl import PolyNL
-from polynl.explain.capture import Frame, block_of, finds_boxes, look, once, passed
+from polynl.explain.capture import Frame, block_of, capture, forward, is_detector, only_call
 
 # Frames
 
@@ -32,13 +32,13 @@ from polynl.explain.capture import Frame, block_of, finds_boxes, look, once, pas
         ((0.1 + 0.2, 1.0), (10, 1), (3, 1)),  # 3.0000000000000004 rows are three
     ],
 )
-def test_maps_are_cut_at_the_padding(
+def test_maps_are_cropped_at_the_padding(
     covered: tuple[float, float], shape: tuple[int, int], expected: tuple[int, int]
 ) -> None:
     values = torch.arange(math.prod(shape)).reshape(shape)
-    assert torch.equal(Frame(100, 100, covered).cut(values), values[: expected[0], : expected[1]])
+    assert torch.equal(Frame(100, 100, covered).crop(values), values[: expected[0], : expected[1]])
     clip = torch.stack([values, values + 100])
-    assert torch.equal(Frame(100, 100, covered).cut(clip), clip[:, : expected[0], : expected[1]])
+    assert torch.equal(Frame(100, 100, covered).crop(clip), clip[:, : expected[0], : expected[1]])
 
 
 AXES = [
@@ -112,16 +112,16 @@ def test_boxes_outside_are_refused(box: Any) -> None:
         Frame(10, 20).cells(box, (2, 2))
 
 
-# Looks
+# Forward passes
 
 
-def test_a_batch_a_list_and_an_image_are_looked_at_in_eval_mode() -> None:
+def test_a_batch_a_list_and_an_image_are_run_in_eval_mode() -> None:
     model, (one, other) = classifier("poly_nl").train(), images((7, 10), (7, 10))
     expected = copy.deepcopy(model).eval()(torch.stack([one, other]))
     with untouched(model):
-        output, frames = look(model, torch.stack([one, other]))
-        of_list, frames_of_list = look(model, [one, other])
-        of_one, frames_of_one = look(model, one)
+        output, frames = forward(model, torch.stack([one, other]))
+        of_list, frames_of_list = forward(model, [one, other])
+        of_one, frames_of_one = forward(model, one)
     assert torch.equal(output, expected)
     assert torch.equal(of_list, expected)
     torch.testing.assert_close(of_one, expected[:1])
@@ -132,9 +132,9 @@ def test_a_batch_a_list_and_an_image_are_looked_at_in_eval_mode() -> None:
 def test_frames_of_a_detector_tell_images_from_padding() -> None:
     model = masks().train()
     with untouched(model), torch.no_grad():
-        output, frames = look(model, images(*PADDED))
-        _, alone = look(model, images((64, 32))[0])
-        _, batch = look(model, torch.stack(images((40, 64), (40, 64))))
+        output, frames = forward(model, images(*PADDED))
+        _, alone = forward(model, images((64, 32))[0])
+        _, batch = forward(model, torch.stack(images((40, 64), (40, 64))))
     assert [len(found["scores"]) for found in output] == [5, 5]
     assert frames == [Frame(64, 32, (1.0, 0.5)), Frame(40, 64, (40 / 64, 1.0))]
     assert alone == [Frame(64, 32, (1.0, 1.0))]
@@ -143,23 +143,23 @@ def test_frames_of_a_detector_tell_images_from_padding() -> None:
 
 def test_frames_of_a_detector_that_resizes() -> None:
     with torch.no_grad():
-        _, frames = look(faces(), images(*PADDED))
+        _, frames = forward(faces(), images(*PADDED))
     # 96×48 and 60×96, padded to multiples of 64.
     assert frames == [Frame(64, 32, (96 / 128, 48 / 128)), Frame(40, 64, (60 / 128, 96 / 128))]
 
 
-def test_what_finds_boxes() -> None:
-    assert finds_boxes(masks(None))
-    assert finds_boxes(faces())
-    assert not finds_boxes(classifier())
+def test_detectors_are_recognized() -> None:
+    assert is_detector(masks(None))
+    assert is_detector(faces())
+    assert not is_detector(classifier())
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         (images((7, 10), (7, 9)), r"shapes \(3, 7, 9\) and \(3, 7, 10\); a batch needs one"),
-        ([], "^there are no images to look at$"),
-        (torch.zeros(0, 3, 7, 10), "^there are no images to look at$"),
+        ([], "^images is empty$"),
+        (torch.zeros(0, 3, 7, 10), "^images is empty$"),
         (torch.zeros(7, 10), r"images has the shape \(7, 10\); expected"),
         ([torch.zeros(1, 3, 7, 10)], r"an image has the shape \(1, 3, 7, 10\); expected \(3, h, w\)"),
     ],
@@ -167,35 +167,57 @@ def test_what_finds_boxes() -> None:
 def test_images_that_make_no_batch_are_refused(given: Any, said: str) -> None:
     model = classifier().train()
     with untouched(model), pytest.raises(ValueError, match=said):
-        look(model, given)
+        forward(model, given)
 
 
 def test_detectors_refuse_clips() -> None:
     with pytest.raises(ValueError, match=r"an image has the shape \(3, 2, 7, 7\); expected \(3, h, w\)"):
-        look(masks(None), torch.zeros(1, 3, 2, 7, 7))
+        forward(masks(None), torch.zeros(1, 3, 2, 7, 7))
 
 
 def test_an_error_in_a_detector_leaves_no_hooks() -> None:
     model = masks().train()
     with untouched(model), pytest.raises(RuntimeError):
-        look(model, images((64, 32))[0][:1].repeat(5, 1, 1))
+        forward(model, images((64, 32))[0][:1].repeat(5, 1, 1))
 
 
-# Modules that are watched
+# Recorded modules
 
 
-def test_what_a_module_got_and_gave_is_not_written_into_by_the_next() -> None:
+def test_later_modules_do_not_write_into_a_recorded_activation() -> None:
     model = classifier("poly_nl")
     image = torch.stack(images((6, 8)))
-    seen, frames = passed(model, image, "conv")
+    captured = capture(model, image, modules=["conv"])
+    conv = captured.activations["conv"]
     with torch.no_grad():
         x = model.eval()[:4](image)
         x = model.conv.polynl_before(x)
-        assert torch.equal(seen.x, x)
-        assert torch.equal(seen.z, nn.functional.conv2d(x, model.conv.weight, model.conv.bias, padding=1))
-    assert (seen.z < 0).any(), "the ReLU in place would have cut something off"
-    assert frames == [Frame(6, 8)]
-    assert not seen.z.requires_grad
+        assert torch.equal(conv.input, x)
+        assert torch.equal(
+            conv.output, nn.functional.conv2d(x, model.conv.weight, model.conv.bias, padding=1)
+        )
+    assert (conv.output < 0).any(), "the ReLU in place would have cut something off"
+    assert captured.frames == [Frame(6, 8)]
+    assert not conv.output.requires_grad
+
+
+def test_one_pass_records_everything() -> None:
+    model, image = classifier("poly_nl").train(), torch.stack(images((6, 8)))
+    passes: list[bool] = []
+    model.register_forward_pre_hook(lambda *_: passes.append(torch.is_grad_enabled()))
+    with untouched(model):
+        captured = capture(model, image, modules=["conv.polynl_before", "stem"], map_layers=True)
+    assert passes == [False]
+    assert torch.equal(captured.output, forward(model, image)[0])
+    assert list(captured.activations) == ["conv.polynl_before", "stem"]
+    assert captured.map_layers == ["after", "conv", "conv.polynl_before", "relu", "norm", "stem"]
+    assert capture(model, image).map_layers == []
+
+
+def test_map_layers_of_a_detector_are_in_its_resnet() -> None:
+    layers = capture(masks(), images(*PADDED), map_layers=True).map_layers
+    assert layers[0] == "backbone.body.layer4"
+    assert all(layer.startswith("backbone.body.") for layer in layers)
 
 
 def test_a_block_may_get_its_input_by_name() -> None:
@@ -208,29 +230,31 @@ def test_a_block_may_get_its_input_by_name() -> None:
             return self.block(x=images)
 
     image = torch.stack(images((6, 8)))
-    seen, _ = passed(ByName(), image, "block")
-    assert torch.equal(seen.x, image)
-    assert not torch.equal(seen.z, image)
+    block = capture(ByName(), image, modules=["block"]).activations["block"]
+    assert torch.equal(block.input, image)
+    assert not torch.equal(block.output, image)
 
 
 def test_hooks_are_gone_after_an_error() -> None:
     model = classifier("poly_nl").train()
     with untouched(model), pytest.raises(RuntimeError):
-        passed(model, torch.zeros(1, 2, 4, 4), "conv.polynl_before")
+        capture(model, torch.zeros(1, 2, 4, 4), modules=["conv.polynl_before"], map_layers=True)
 
 
 @pytest.mark.parametrize(("times", "said"), [(0, "never"), (2, "2 times"), (5, "5 times")])
 def test_what_is_not_called_once_is_refused(times: int, said: str) -> None:
-    with pytest.raises(ValueError, match=f'^"a.b" is called {said} in one look at images; choose one'):
-        once([None] * times, "a.b")
-    once([None], "a.b")
+    with pytest.raises(
+        ValueError, match=f'^"a.b" is called {said} in a forward pass; choose a module that is called once$'
+    ):
+        only_call([None] * times, "a.b")
+    assert only_call([5], "a.b") == 5
 
 
 def test_a_block_that_is_called_twice_is_refused() -> None:
     shared = PolyNL(3)
     model = nn.Sequential(shared, shared)
     with untouched(model), pytest.raises(ValueError, match=r'^"0" is called 2 times'):
-        passed(model, torch.zeros(1, 3, 4, 4), block_of(model))
+        capture(model, torch.zeros(1, 3, 4, 4), modules=[block_of(model)])
 
 
 def test_a_block_that_is_never_called_is_refused() -> None:
@@ -239,7 +263,7 @@ def test_a_block_that_is_never_called_is_refused() -> None:
     model.spare.forward = lambda x: x
     model.spare.block = PolyNL(3)
     with pytest.raises(ValueError, match=r'^"spare.block" is called never'):
-        passed(model, torch.zeros(1, 3, 4, 4), block_of(model))
+        capture(model, torch.zeros(1, 3, 4, 4), modules=[block_of(model)])
 
 
 # Names of blocks
@@ -277,13 +301,13 @@ def test_blocks_that_nobody_inserted_are_found() -> None:
     [
         (
             "norm.polynl_befor",
-            r"'norm.polynl_befor'\. Did you mean norm\.polynl_before or .*\. There are: norm\.poly",
+            r"'norm.polynl_befor'\. Did you mean norm\.polynl_before or .*\? Available: norm\.poly",
         ),
         (
             "stem",
-            r"^no block is called 'stem'\. There are: norm.polynl_before, norm.polynl_after, conv.polynl_b",
+            r"^no block is called 'stem'\. Available: norm.polynl_before, norm.polynl_after, conv.polynl_b",
         ),
-        ("", r"^no block is called ''\. There are"),
+        ("", r"^no block is called ''\. Available"),
         ("covn", r"Did you mean conv"),
     ],
 )
@@ -293,10 +317,10 @@ def test_names_of_no_block_are_refused(name: str, said: str) -> None:
 
 
 def test_the_empty_name_is_no_name_of_a_block_inside() -> None:
-    with pytest.raises(ValueError, match=r"no block is called ''. There are: 0$"):
+    with pytest.raises(ValueError, match=r"no block is called ''. Available: 0$"):
         block_of(nn.Sequential(PolyNL(4)), "")
 
 
 def test_a_network_without_blocks_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^the Sequential has no block: polynl.insert puts one in$"):
+    with pytest.raises(ValueError, match=r"^Sequential has no block; add one with polynl.insert$"):
         block_of(classifier())

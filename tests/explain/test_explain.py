@@ -1,4 +1,4 @@
-"""`polynl explain`: pictures of what networks look at, from checkpoints and by name."""
+"""`polynl explain`: explanations and figures, of networks from checkpoints and by name."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from torchvision.models import resnet18
 from polynl import insert
 from polynl.data.images import read_image
 from polynl.explain import detection_score, feature_norms, grad_cam, influence_map
-from polynl.explain.explanation import Answer, Question, answer, class_number
-from polynl.explain.networks import Subject, subject_named, subject_of, subjects_of
-from polynl.explain.run import on_device, run_explain
+from polynl.explain.explanation import Explanation, Query, class_number, explain_image
+from polynl.explain.networks import network_by_name, network_from_checkpoint, networks_from_checkpoints
+from polynl.explain.run import move_networks, run_explain
 from polynl.train.recipe_file import load_recipe, to_yaml
 
 KINDS = ("grad_cam", "features", "influence")
 # A step of a uint8 image, normalised by the smallest of ImageNet's deviations, and rounding.
 GREY_LEVEL = 1 / 255 / 0.224 + 1e-4
 TESTS = Path(__file__).parent.parent
-# Of untrained detectors, which are sure of nothing.
+# Untrained detectors have low scores; keep them all.
 UNSURE = {
     "instances": ["--model.detector-options.box_score_thresh", "0"],
     "faces": ["--model.detector-options.score_thresh", "0"],
@@ -50,7 +50,7 @@ def stir(model: nn.Module) -> nn.Module:
 
 
 def make_run(folder: Path, recipe: str | Path, *keys: str) -> Path:
-    """A folder like that of a run which has learned nothing; gives its weights."""
+    """Make the folder of a run that has not trained; returns its weights."""
     folder.mkdir(parents=True)
     settings = load_recipe(recipe, keys)
     torch.manual_seed(0)
@@ -106,35 +106,51 @@ def test_networks_side_by_side(runs: dict[str, Path], images: Path, tmp_path: Pa
     assert widths["grad_cam"] > 1.6 * widths["influence"], "four panels, and two"
 
 
-def test_answers_are_those_of_the_functions(runs: dict[str, Path], images: Path, tmp_path: Path) -> None:
-    subject = subject_of(runs["poly_nl"])
-    question = Question(position=(12.0, 30.0))
+def test_explanations_are_those_of_the_functions(runs: dict[str, Path], images: Path, tmp_path: Path) -> None:
+    network = network_from_checkpoint(runs["poly_nl"])
+    query = Query(position=(12.0, 30.0))
     console = Console(quiet=True)
-    ((found,),) = run_explain([images / "a.png"], [subject], question, tmp_path, console)
-    x = subject.inputs(read_image(images / "a.png"))
-    number = int(subject.model(x).argmax())
-    assert found.said.startswith(f"{subject.labels[number]}, ")
-    assert torch.equal(found.cam, grad_cam(subject.model, x, number)[0])
-    for ours, expected in zip(found.norms, feature_norms(subject.model, x), strict=True):
+    ((found,),) = run_explain([images / "a.png"], [network], query, tmp_path, console)
+    x = network.inputs(read_image(images / "a.png"))
+    number = int(network.model(x).argmax())
+    assert found.said.startswith(f"{network.labels[number]}, ")
+    assert torch.equal(found.cam, grad_cam(network.model, x, number)[0])
+    for ours, expected in zip(found.norms, feature_norms(network.model, x), strict=True):
         assert torch.equal(ours, expected[0])
     assert found.norms.y.any()
     assert found.spot == (12.5, 30.5), "the middle of the pixel"
-    assert torch.equal(found.shares, influence_map(subject.model, x, (12.5, 30.5))[0])
+    assert torch.equal(found.shares, influence_map(network.model, x, (12.5, 30.5))[0])
+
+
+@pytest.mark.parametrize("kind", ["none", "poly_nl", "tesa", "instances", "faces"])
+def test_a_network_runs_twice_per_image(
+    kind: str, runs: dict[str, Path], images: Path, tmp_path: Path
+) -> None:
+    """Once to record everything without gradients, once for the gradient of Grad-CAM."""
+    network = network_from_checkpoint(runs[kind])
+    passes: list[bool] = []
+    network.model.register_forward_pre_hook(lambda *_: passes.append(torch.is_grad_enabled()))
+    ((found,),) = run_explain([images / "b.jpg"], [network], Query(), tmp_path, Console(quiet=True))
+    assert found.cam is not None
+    assert (found.norms is None) == (kind == "none")
+    assert passes == [False, True]
 
 
 def test_the_place_is_where_grad_cam_is_highest(runs: dict[str, Path], images: Path) -> None:
-    found = answer(subject_of(runs["poly_nl"]), read_image(images / "a.png"), Question())
+    found = explain_image(network_from_checkpoint(runs["poly_nl"]), read_image(images / "a.png"), Query())
     assert found.cam.max() > 0
     row, column = (int(c * size / 40) for c, size in zip(reversed(found.spot), found.cam.shape, strict=True))
     assert found.cam[row, column] == found.cam.max()
 
 
 def test_a_class_by_name_or_number(runs: dict[str, Path], images: Path) -> None:
-    subject, image = subject_of(runs["none"]), read_image(images / "a.png")
-    last = len(subject.labels) - 1
-    cams = [answer(subject, image, Question(target=t)).cam for t in (subject.labels[last].upper(), str(last))]
+    network, image = network_from_checkpoint(runs["none"]), read_image(images / "a.png")
+    last = len(network.labels) - 1
+    cams = [
+        explain_image(network, image, Query(target=t)).cam for t in (network.labels[last].upper(), str(last))
+    ]
     assert torch.equal(*cams)
-    assert torch.equal(cams[0], grad_cam(subject.model, subject.inputs(image), last)[0])
+    assert torch.equal(cams[0], grad_cam(network.model, network.inputs(image), last)[0])
     assert class_number("tabby CAT", {0: "a", 1: "Tabby cat"}) == 1
     assert class_number("2", {2: "10", 4: "2"}) == 4, "names come first"
     with pytest.raises(ValueError, match=r"--target: 2 classes are called 'crane'; give a number: 1 or 5"):
@@ -142,17 +158,17 @@ def test_a_class_by_name_or_number(runs: dict[str, Path], images: Path) -> None:
 
 
 def test_without_a_grad_cam_the_place_is_the_middle(runs: dict[str, Path]) -> None:
-    subject = subject_of(runs["poly_nl"])
-    torch.nn.init.zeros_(subject.model.get_parameter("fc.weight"))
-    found = answer(subject, torch.zeros(3, 40, 40, dtype=torch.uint8), Question())
+    network = network_from_checkpoint(runs["poly_nl"])
+    torch.nn.init.zeros_(network.model.get_parameter("fc.weight"))
+    found = explain_image(network, torch.zeros(3, 40, 40, dtype=torch.uint8), Query())
     assert not found.cam.any()
     assert found.spot == (20, 20)
 
 
 def test_several_blocks_are_told_apart() -> None:
-    subject = subject_named("torchvision/resnet18", None, ["poly_nl@layer2.1", "poly_nl@layer3.1"])
+    network = network_by_name("torchvision/resnet18", None, ["poly_nl@layer2.1", "poly_nl@layer3.1"])
     image = torch.zeros(3, 64, 64, dtype=torch.uint8)
-    found = answer(subject, image, Question(block="layer3.1"))
+    found = explain_image(network, image, Query(block="layer3.1"))
     assert found.title == "resnet18 + poly_nl@layer2.1 + poly_nl@layer3.1, layer3.1.polynl_before"
     assert found.norms.x.shape == (14, 14)
 
@@ -180,24 +196,24 @@ def test_a_full_disk_is_told_in_a_line(
 
 
 @pytest.mark.parametrize("kind", ["instances", "faces"])
-def test_detectors_are_asked_about_a_detection(
+def test_a_detection_of_a_detector_is_explained(
     kind: str, runs: dict[str, Path], images: Path, tmp_path: Path, capsys: Any
 ) -> None:
     words = ["--checkpoint", runs[kind], "--detection", 1, "--out", tmp_path]
     code, out, err = explain(capsys, images / "b.jpg", *words)
     assert (code, err) == (0, "")
     assert drawn(tmp_path) == {f"b-{name}.png" for name in KINDS}
-    subject, image = subject_of(runs[kind]), read_image(images / "b.jpg")
+    network, image = network_from_checkpoint(runs[kind]), read_image(images / "b.jpg")
     with torch.no_grad():
-        (expected,) = subject.model([image / 255])
-    name = subject.labels[int(expected["labels"][1])]
+        (expected,) = network.model([image / 255])
+    name = network.labels[int(expected["labels"][1])]
     assert f": {name}, {100 * expected['scores'][1]:.0f}%" in out
-    found = answer(subject, image, Question(detection=1))
+    found = explain_image(network, image, Query(detection=1))
     assert found.box == pytest.approx(expected["boxes"][1].tolist())
-    assert torch.equal(found.cam, grad_cam(subject.model, [image / 255], detection_score(1))[0])
-    shares = influence_map(subject.model, [image / 255], found.box)[0]
+    assert torch.equal(found.cam, grad_cam(network.model, [image / 255], detection_score(1))[0])
+    shares = influence_map(network.model, [image / 255], found.box)[0]
     assert torch.equal(found.shares, shares)
-    elsewhere = answer(subject, image, Question(detection=1, position=(3, 4)))
+    elsewhere = explain_image(network, image, Query(detection=1, position=(3, 4)))
     assert (elsewhere.box, elsewhere.spot) == (found.box, (3.5, 4.5)), "still about the detection"
 
 
@@ -213,12 +229,12 @@ def test_a_detector_that_finds_nothing(
     assert (code, drawn(tmp_path)) == (0, {"a-features.png", "a-influence.png"})
 
 
-def test_what_a_new_block_adds_is_nothing(images: Path, tmp_path: Path, capsys: Any) -> None:
+def test_a_new_block_adds_nothing(images: Path, tmp_path: Path, capsys: Any) -> None:
     words = ["--model", "torchvision/resnet18", "--insert", "poly_nl@layer3.1", "--out", tmp_path]
     code, out, err = explain(capsys, images / "a.png", *words)
     assert (code, err) == (0, "")
     assert "resnet18 + poly_nl@layer3.1 has random weights" in out
-    assert "its block adds nothing: it is new, or was not trained" in out
+    assert "its block adds nothing: it is new or untrained" in out
     assert drawn(tmp_path) == {f"a-{kind}.png" for kind in KINDS}
 
 
@@ -229,46 +245,46 @@ def test_weights_from_a_file_and_views_as_published(images: Path, tmp_path: Path
     torch.manual_seed(1)
     model = stir(insert(resnet18(), "poly_nl", before="layer3.1")).eval()
     save_file(model.state_dict(), tmp_path / "weights.safetensors")
-    subject = subject_named("torchvision/resnet18", tmp_path / "weights.safetensors", ["poly_nl@layer3.1"])
+    network = network_by_name("torchvision/resnet18", tmp_path / "weights.safetensors", ["poly_nl@layer3.1"])
     image = read_image(images / "b.jpg")
     published = torchvision.models.ResNet18_Weights.DEFAULT.transforms()
-    x = subject.inputs(subject.view(image))
+    x = network.inputs(network.view(image))
     assert (x[0] - published(image)).abs().max() < GREY_LEVEL
     with torch.no_grad():
-        assert torch.equal(subject.model(x), model(x))
-    assert subject.labels[281] == "tabby"
-    assert subject.block == "layer3.1.polynl_before"
+        assert torch.equal(network.model(x), model(x))
+    assert network.labels[281] == "tabby"
+    assert network.block == "layer3.1.polynl_before"
 
 
 def test_timm_by_name(images: Path) -> None:
     import timm
 
-    subject = subject_named("timm/resnet18", None, ["poly_nl@layer3.1"])
-    config = timm.data.resolve_model_data_config(subject.model)
+    network = network_by_name("timm/resnet18", None, ["poly_nl@layer3.1"])
+    config = timm.data.resolve_model_data_config(network.model)
     transform = timm.data.create_transform(**config, is_training=False)
     with Image.open(images / "b.jpg") as image:
         expected = transform(image)
-    x = subject.inputs(subject.view(read_image(images / "b.jpg")))[0]
+    x = network.inputs(network.view(read_image(images / "b.jpg")))[0]
     assert (x - expected).abs().mean() < GREY_LEVEL / 10, "here and there a grey level, by PIL and by torch"
-    assert subject.labels[281].startswith("tabby")
+    assert network.labels[281].startswith("tabby")
 
 
 def test_images_are_resized_as_published(images: Path) -> None:
     """A network whose preset is bicubic."""
-    subject, image = subject_named("torchvision/efficientnet_b0", None), read_image(images / "b.jpg")
+    network, image = network_by_name("torchvision/efficientnet_b0", None), read_image(images / "b.jpg")
     published = torchvision.models.EfficientNet_B0_Weights.DEFAULT.transforms()
-    assert (subject.inputs(subject.view(image))[0] - published(image)).abs().mean() < GREY_LEVEL / 2
+    assert (network.inputs(network.view(image))[0] - published(image)).abs().mean() < GREY_LEVEL / 2
 
 
 def test_torchvisions_detectors_by_name(images: Path) -> None:
-    subject = subject_named("torchvision/retinanet_resnet50_fpn", None, ["poly_nl@backbone.body.layer4.2"])
-    assert subject.detects
-    assert subject.block == "backbone.body.layer4.2.polynl_before"
-    assert subject.labels[1] == "person"
+    network = network_by_name("torchvision/retinanet_resnet50_fpn", None, ["poly_nl@backbone.body.layer4.2"])
+    assert network.detects
+    assert network.block == "backbone.body.layer4.2.polynl_before"
+    assert network.labels[1] == "person"
 
 
 def test_strides_in_the_1x1_convolution() -> None:
-    model: Any = subject_named("torchvision/resnet50", None, stride_in_1x1=True).model
+    model: Any = network_by_name("torchvision/resnet50", None, stride_in_1x1=True).model
     assert model.layer2[0].conv1.stride == (2, 2)
 
 
@@ -276,7 +292,10 @@ def test_runs_of_one_name_are_told_apart(runs: dict[str, Path], tmp_path: Path) 
     other = make_run(
         tmp_path / "none", "scenes", "--model.block", "none", "--model.arch_options", "{depth: 1, width: 4}"
     )
-    names = [subject.name for subject in subjects_of([runs["none"], runs["poly_nl"], other], None, (), ())]
+    names = [
+        network.name
+        for network in networks_from_checkpoints([runs["none"], runs["poly_nl"], other], None, (), ())
+    ]
     assert names[1] == "poly_nl"
     assert names[0] == f"{runs['none'].parent.parent.name}/none/best.safetensors"
     assert names[2] == f"{tmp_path.name}/none/best.safetensors"
@@ -289,10 +308,10 @@ Words = Callable[[dict[str, Path], Path, Path], list[object]]
 RESNET = ("--model", "torchvision/resnet18")
 MISTAKES: dict[str, tuple[Words, str]] = {
     "no images": (lambda r, i, t: [], "give images: polynl explain IMAGE…"),
-    "nobody looks": (lambda r, i, t: [i], "--checkpoint FILE or --model LIBRARY/NAME."),
+    "neither checkpoint nor model": (lambda r, i, t: [i], "--checkpoint FILE or --model LIBRARY/NAME."),
     "no such image": (lambda r, i, t: [i / "aa.png", *RESNET], "aa.png. Did you mean a.png"),
     "no such folder": (lambda r, i, t: [i / "in" / "aa.png", *RESNET], "there is no image"),
-    "an image that is none": (lambda r, i, t: [r["none"], *RESNET], "1 of 1 images could not be read"),
+    "not an image": (lambda r, i, t: [r["none"], *RESNET], "1 of 1 images could not be read"),
     "a mistyped option": (lambda r, i, t: [i, *RESNET, "--positoin", 3], "Did you mean --position"),
     "no checkpoint": (lambda r, i, t: [i, "--checkpoint", t / "x.pt"], "--checkpoint: there is no file"),
     "no recipe": (lambda r, i, t: [i, "--checkpoint", i / "a.png"], "there is no recipe.yaml next to"),
@@ -311,7 +330,7 @@ MISTAKES: dict[str, tuple[Words, str]] = {
     "no network of timm": (lambda r, i, t: [i, "--model", "timm/resnet181"], "Did you mean resnet18"),
     "no classifier": (
         lambda r, i, t: [i, "--model", "torchvision/raft_small"],
-        "torchvision's raft_small neither classifies images nor finds boxes",
+        "torchvision's raft_small is neither a classifier nor a detector",
     ),
     "strides of no bottlenecks": (
         lambda r, i, t: [i, "--model", "torchvision/resnet18", "--stride-in-1x1"],
@@ -328,11 +347,11 @@ MISTAKES: dict[str, tuple[Words, str]] = {
     ),
     "a block that is not in it": (
         lambda r, i, t: [i, "--checkpoint", r["poly_nl"], "--block", "layer2.0"],
-        "poly_nl: no block is called 'layer2.0'. Did you mean layer3.0.",
+        "poly_nl: no block is called 'layer2.0'. Did you mean layer3.0? Available: layer3.0.polynl_before",
     ),
     "a block where there is none": (
         lambda r, i, t: [i, "--checkpoint", r["none"], "--block", "layer2.0"],
-        "--block layer2.0: no block is in none.",
+        "--block layer2.0: there is no block in none.",
     ),
     "a place outside": (
         lambda r, i, t: [i / "a.png", *RESNET, "--position", 40, 3],
@@ -340,19 +359,19 @@ MISTAKES: dict[str, tuple[Words, str]] = {
     ),
     "a place that is cut off": (
         lambda r, i, t: [i / "b.jpg", *RESNET, "--position", 3, 2],
-        "--position 3 2 is at a border of the image that resnet18 does not see.",
+        "--position 3 2 is in a border of the image that resnet18 crops.",
     ),
     "no class": (lambda r, i, t: [i, *RESNET, "--target", "tabbi"], "Did you mean tabby"),
     "a class too many": (lambda r, i, t: [i, *RESNET, "--target", 1000], "there is no class 1000"),
     "no layer": (lambda r, i, t: [i, *RESNET, "--layer", "layer5"], "ResNet has no module 'layer5'"),
-    "a layer without a map": (lambda r, i, t: [i, *RESNET, "--layer", "fc"], 'layer "fc" gives (1, 1000)'),
+    "a layer without a map": (lambda r, i, t: [i, *RESNET, "--layer", "fc"], 'layer "fc" outputs (1, 1000)'),
     "a class of a detector": (
         lambda r, i, t: [i, "--checkpoint", r["faces"], "--target", "cat"],
-        "--target cat: faces finds boxes; --detection chooses one.",
+        "--target cat is for classifiers; use --detection for faces.",
     ),
     "a detection of a classifier": (
         lambda r, i, t: [i, *RESNET, "--detection", 0],
-        "--detection 0: resnet18 finds no boxes; --target is for classes.",
+        "--detection 0 is for detectors; use --target for resnet18.",
     ),
     "a place outside one of several images": (
         lambda r, i, t: [i, "--checkpoint", r["none"], "--position", 50, 50],
@@ -364,11 +383,11 @@ MISTAKES: dict[str, tuple[Words, str]] = {
     ),
     "no detection": (
         lambda r, i, t: [i, "--checkpoint", r["instances"], "--detection", 99],
-        "--detection 99: it finds ",
+        "--detection 99: there are ",
     ),
     "a detection before the first": (
         lambda r, i, t: [i, "--checkpoint", r["faces"], "--detection", -1],
-        "--detection -1: it finds ",
+        "--detection -1: there are ",
     ),
     "pictures over images": (
         lambda r, i, t: [t / "a-grad_cam.png", t / "a", *RESNET, "--out", t],
@@ -388,7 +407,7 @@ def test_a_mistake_gets_one_line(
     given = words(runs, images, tmp_path)
     out = [] if "--out" in given else ["--out", tmp_path / "out"] if given else []
     code, _, err = explain(capsys, *given, *out)
-    assert code == (1 if case == "an image that is none" else 2)
+    assert code == (1 if case == "not an image" else 2)
     assert expected in err
     assert len(err.splitlines()) == 1
 
@@ -417,11 +436,14 @@ def test_unreadable_images_do_not_keep_the_others_from_being_drawn(
 def test_a_gpu_that_is_not_there(runs: dict[str, Path]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    with pytest.raises(ValueError, match=r"--device cuda: PyTorch sees no CUDA device here\."):
-        on_device([subject_of(runs["none"])], "cuda")
+    with pytest.raises(ValueError, match=r"--device cuda: no CUDA device is available\."):
+        move_networks([network_from_checkpoint(runs["none"])], "cuda")
 
 
-def test_an_answer_without_anything_has_no_box(runs: dict[str, Path]) -> None:
-    subject: Subject = subject_of(runs["none"])
-    assert Answer(subject, torch.zeros(3, 2, 2), "").box is None
-    assert Answer(subject, torch.zeros(3, 2, 2), "", spot=(1, 2)).box is None
+def test_the_prediction_is_kept_in_parts_and_said_as_text(runs: dict[str, Path]) -> None:
+    network = network_from_checkpoint(runs["none"])
+    found = Explanation(network, torch.zeros(3, 2, 2), "disc", 0.976)
+    assert (found.label, found.probability, found.said) == ("disc", 0.976, "disc, 98%")
+    nothing = Explanation(network, torch.zeros(3, 2, 2), spot=(1, 2))
+    assert (nothing.label, nothing.probability, nothing.box) == (None, None, None)
+    assert nothing.said == "nothing found"

@@ -1,4 +1,4 @@
-"""‖X‖, ‖Y‖ and ‖Z‖ of blocks, by hand from what passes them."""
+"""‖X‖, ‖Y‖ and ‖Z‖ of blocks, by hand from their inputs and outputs."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from literal_parts import assert_close, randomised
 from tiny_networks import (
     PADDED,
     WIDTH,
+    activation_by_hand,
     classifier,
     faces,
     images,
     masks,
-    seen_by_hand,
     untouched,
     with_random_blocks,
 )
@@ -46,7 +46,7 @@ def test_of_poly_nl_they_are_those_of_the_paper(reduction: int) -> None:
     model, batch = classifier("poly_nl", reduction=reduction), torch.stack(images((6, 8), (6, 8)))
     block = model.conv.polynl_before
     assert {block.alpha.item(), block.beta.item()}.isdisjoint({0.0, 1.0})
-    x, z = seen_by_hand(model, batch, BLOCK)
+    x, z = activation_by_hand(model, batch, BLOCK)
     folded = x.flatten(2).mT
     left, right = folded @ block.w1.weight.T, folded @ block.w2.weight.T
     value = folded if block.w_value is None else folded @ block.w_value.weight.T
@@ -62,7 +62,7 @@ def test_of_poly_nl_they_are_those_of_the_paper(reduction: int) -> None:
 def test_every_block_has_norms(name: str) -> None:
     options = {"latent_dims": 3} if name == "latent_gnn" else {}
     model, batch = classifier(name, **options).train(), torch.stack(images((6, 8), (6, 8)))
-    x, z = seen_by_hand(model, batch, BLOCK)
+    x, z = activation_by_hand(model, batch, BLOCK)
     alpha = model.conv.polynl_before.alpha if name == "poly_nl" else 1.0
     with untouched(model):
         norms = feature_norms(model, batch)
@@ -75,7 +75,7 @@ def test_any_module_that_was_inserted_has_norms(side: str) -> None:
         classifier(), lambda channels: nn.Conv2d(channels, channels, 1), **{side: "norm"}, channels=WIDTH
     )
     batch = torch.stack(images((6, 8)))
-    x, z = seen_by_hand(model, batch, f"norm.polynl_{side}")
+    x, z = activation_by_hand(model, batch, f"norm.polynl_{side}")
     assert_norms(feature_norms(model, batch), x, z - x, z)
     assert_norms(feature_norms(model, batch, block="norm"), x, z - x, z)
 
@@ -139,7 +139,7 @@ def test_maps_of_a_detector_are_without_the_padding() -> None:
     )
     block = model.get_submodule(name)
     nn.init.constant_(block.beta, 1e-3)
-    x, z = seen_by_hand(model, given, name)
+    x, z = activation_by_hand(model, given, name)
     assert x.shape[-2:] == (4, 4)
     with untouched(model):
         norms = feature_norms(model, given)
@@ -162,19 +162,19 @@ def test_blocks_in_a_resnet_and_in_a_network_of_timm() -> None:
     for model in (resnet18(), timm.create_model("test_resnet", pretrained=False)):
         polynl.insert(model, "poly_nl", before="layer3.0", init="random")
         batch = torch.stack(images((64, 96)))
-        x, z = seen_by_hand(model, batch, "layer3.0.polynl_before")
+        x, z = activation_by_hand(model, batch, "layer3.0.polynl_before")
         assert_norms(feature_norms(model, batch), x, z - x, z)
 
 
 def test_clips_have_norms_over_time() -> None:
     model = polynl.insert(get_model("r3d_18"), "poly_nl", before="layer3.1", channels=256, init="random")
     batch = torch.rand(1, 3, 8, 32, 48, generator=torch.Generator().manual_seed(1))
-    x, z = seen_by_hand(model, batch, "layer3.1.polynl_before")
+    x, z = activation_by_hand(model, batch, "layer3.1.polynl_before")
     norms = feature_norms(model, batch)
     assert norms.x.shape == (1, 2, 4, 6)
     assert_norms(norms, x, z - x, z)
 
 
 def test_a_network_without_blocks_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^the Sequential has no block"):
+    with pytest.raises(ValueError, match=r"^Sequential has no block"):
         feature_norms(classifier(), torch.zeros(1, 3, 6, 8))

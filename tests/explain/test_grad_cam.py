@@ -84,7 +84,7 @@ def test_targets_are_classes_for_all_or_for_each_or_functions(target: Any, class
     assert_close(grad_cam(model, x, target), expected, 1e-12)
 
 
-def test_the_predicted_classes_are_taken_unless_given() -> None:
+def test_the_default_target_is_the_predicted_class() -> None:
     model, x = double(classifier()), 4 * batch(6, 3, 8, 6)
     x[:3] *= -3
     predicted = copy.deepcopy(model).eval()(x).argmax(dim=1).tolist()
@@ -102,7 +102,7 @@ def test_an_image_has_a_map_and_a_list_has_a_list() -> None:
     assert_close(grad_cam(model, x[1], [3]), expected[1], 1e-12)
 
 
-def test_images_do_not_look_at_each_other() -> None:
+def test_images_of_a_batch_are_independent() -> None:
     model, x = double(classifier("poly_nl")), batch(3, 3, 8, 6)
     assert_close(grad_cam(model, x, 1)[1:2], grad_cam(model, x[1:2], 1), 1e-12)
 
@@ -130,7 +130,7 @@ def test_the_layer_is_the_last_that_gives_several_positions() -> None:
     assert_close(grad_cam(model, x, 7), by_hand(model, x, "layer4", of_classes([7])), 1e-12)
 
 
-def test_the_layer_is_none_with_a_single_position() -> None:
+def test_layers_with_a_single_position_are_skipped() -> None:
     """The maps of the last stage are of one position here."""
     model = resnet18().double()
     x = batch(1, 3, 32, 32)
@@ -157,7 +157,7 @@ def test_the_output_of_a_network_is_not_its_layer() -> None:
         ("before", "layer4.1.polynl_before"),
     ],
 )
-def test_blocks_in_a_resnet_have_their_say(side: str, layer: str) -> None:
+def test_blocks_in_a_resnet_have_an_effect(side: str, layer: str) -> None:
     torch.manual_seed(0)
     model = polynl.insert(resnet18(num_classes=6), "poly_nl", **{side: "layer4.1"}, channels=512).double()
     x = batch(2, 3, 64, 96)
@@ -256,7 +256,7 @@ def test_maps_are_those_of_pytorch_grad_cam(place: dict[str, str], layer: str, c
 
 
 class Branches(nn.Module):
-    """One of its branches is for nothing, one is called twice and one gives a pair."""
+    """One of its branches is unused, one is called twice and one returns a pair."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -276,11 +276,11 @@ class Branches(nn.Module):
     ("layer", "said"),
     [
         ("nowhere", r"^Branches has no module 'nowhere'; it has used, idle, twice, pair, tokens, head$"),
-        ("head", r'^layer "head" gives \(1, 5\); expected a map \(b, c, h, w\)$'),
-        ("tokens", r'^layer "tokens" gives \(1, 4, 20\); expected a map'),
-        ("pair", r'^layer "pair" gives tuple; expected a map'),
-        ("twice", r'^"twice" is called 2 times in one look'),
-        ("idle", r'^the score does not depend on layer "idle"; choose another layer$'),
+        ("head", r'^layer "head" outputs \(1, 5\); expected a map \(b, c, h, w\)$'),
+        ("tokens", r'^layer "tokens" outputs \(1, 4, 20\); expected a map'),
+        ("pair", r'^layer "pair" outputs tuple; expected a map'),
+        ("twice", r'^"twice" is called 2 times in a forward pass'),
+        ("idle", r"^the score does not depend on idle; choose another layer$"),
     ],
 )
 def test_layers_without_a_map_are_refused(layer: str, said: str, frozen: bool) -> None:
@@ -301,9 +301,12 @@ def test_layers_without_a_map_are_refused(layer: str, said: str, frozen: bool) -
         (True, r"^target=True: the model has classes from 0 to 4$"),
         ("cat", r"^target=cat: the model has classes from 0 to 4$"),
         (torch.tensor([[0, 1]]), r"^target=tensor.*: the model has classes from 0 to 4$"),
-        (lambda output: output.detach()[:, 0], r"^the score does not depend on any map of it"),
-        (lambda output: 0.5, r"^the target gives float; expected a tensor of 2 scores, one for each"),
-        (lambda output: output, r"^the target gives \(2, 5\); expected a tensor of 2 scores"),
+        (
+            lambda output: output.detach()[:, 0],
+            r"^the score does not depend on after, conv, relu and 2 more; choose another layer$",
+        ),
+        (lambda output: 0.5, r"^the target returns float; expected 2 scores, one for each"),
+        (lambda output: output, r"^the target returns \(2, 5\); expected 2 scores"),
     ],
     ids=str,
 )
@@ -317,7 +320,7 @@ def test_targets_that_do_not_fit_are_refused(target: Any, said: str) -> None:
     ("arch", "layer"),
     [("swin_tiny_patch4_window7_224", "patch_embed.proj"), ("mambaout_femto", "stages.3.blocks.2.conv")],
 )
-def test_what_is_no_map_with_channels_first_is_passed_over(arch: str, layer: str) -> None:
+def test_only_maps_with_channels_first_are_used(arch: str, layer: str) -> None:
     """Tokens, heads of attention, and maps with the channels last."""
     model = timm.create_model(arch, pretrained=False)
     x = batch(1, 3, 224, 224).float()
@@ -325,7 +328,7 @@ def test_what_is_no_map_with_channels_first_is_passed_over(arch: str, layer: str
 
 
 class TwoHeads(nn.Module):
-    """Like networks that segment with an auxiliary head, called last and of no say in the score."""
+    """Like networks that segment with an auxiliary head, called last and without effect on the score."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -336,38 +339,43 @@ class TwoHeads(nn.Module):
         return {"out": self.head(maps), "aux": self.aux(maps)}
 
 
-def test_maps_that_the_score_does_not_depend_on_are_passed_over() -> None:
+def test_maps_that_the_score_does_not_depend_on_are_skipped() -> None:
     model, x = TwoHeads(), batch(2, 3, 7, 9).float()
     found = grad_cam(model, x, lambda output: output["out"][:, 3].mean(dim=(1, 2)))
     expected = grad_cam(model, x, lambda output: output["out"][:, 3].mean(dim=(1, 2)), layer="head")
     assert torch.equal(found, expected)
-    with pytest.raises(ValueError, match=r"^the model gives dict, not a score .* a score for each image$"):
+    with pytest.raises(ValueError, match=r"^the model outputs dict, not a score .* a score for each image$"):
         grad_cam(model, x)
 
 
 def test_a_network_without_maps_is_refused() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
-    with untouched(model), pytest.raises(ValueError, match="no module of Sequential gives a map of several"):
+    with (
+        untouched(model),
+        pytest.raises(ValueError, match="no module of Sequential outputs a map of several"),
+    ):
         grad_cam(model, batch(1, 3, 2, 2).float())
 
 
-def test_what_is_no_score_of_classes_needs_a_function() -> None:
+def test_outputs_other_than_class_scores_need_a_function() -> None:
     model = masks()
     with (
         untouched(model),
-        pytest.raises(ValueError, match=r"^the model gives list, not a score .* such as detection_score"),
+        pytest.raises(ValueError, match=r"^the model outputs list, not a score .* such as detection_score"),
     ):
         grad_cam(model, images(*PADDED), 0)
-    with pytest.raises(ValueError, match=r"^the model gives \(1, 4, 4, 5\), not a score .* for each image$"):
+    with pytest.raises(
+        ValueError, match=r"^the model outputs \(1, 4, 4, 5\), not a score .* for each image$"
+    ):
         grad_cam(nn.Sequential(nn.Conv2d(3, 4, 1)), batch(1, 3, 4, 5).float(), 0)
 
 
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        (5, r"^there is no detection 5 in image 0: 5 are found in it$"),
-        (-1, r"^there is no detection -1 in image 0: 5 are found in it$"),
-        ([0, 6], r"^there is no detection 6 in image 1: 5 are found in it$"),
+        (5, r"^there is no detection 5 in image 0, which has 5$"),
+        (-1, r"^there is no detection -1 in image 0, which has 5$"),
+        ([0, 6], r"^there is no detection 6 in image 1, which has 5$"),
         ([0], r"^target has 1 detections for 2 images$"),
         ([0, 1, 2], r"^target has 3 detections for 2 images$"),
     ],

@@ -222,7 +222,7 @@ def test_memory_is_bounded_for_a_box_of_all_positions(case: Case, monkeypatch: p
     block, x = built(*case), feature_map(1, (16, 16))
     weights = torch.full((1, 16, 16), 1 / 256, dtype=torch.float64)
     expected = contributions(block, x, weights).parts
-    monkeypatch.setattr(MODULE, "AT_A_TIME", 9 * 256)
+    monkeypatch.setattr(MODULE, "CHUNK", 9 * 256)
     with Largest() as largest:
         found = contributions(block, x, weights).parts
     assert largest.numbers <= 256 * CHANNELS**2 < 256**2
@@ -242,18 +242,18 @@ def test_parts_are_the_same_however_many_are_made_at_a_time(
 ) -> None:
     block, x = built(PolyNL, {}), feature_map(2, (3, 4))
     expected = contributions(block, x, (1, 2)).parts
-    monkeypatch.setattr(MODULE, "AT_A_TIME", at_a_time)
+    monkeypatch.setattr(MODULE, "CHUNK", at_a_time)
     with Largest() as largest:
         found = contributions(block, x, (1, 2)).parts
     assert_close(found, expected, 1e-12)
     assert largest.numbers <= max(at_a_time, x.numel()) < x.numel() * CHANNELS
 
 
-# What is left as it was, and what does not matter
+# Modes and dtypes, and that the block stays unchanged
 
 
 @one_of_each_kind
-def test_a_block_in_training_is_looked_at_in_eval_mode_and_left_as_it_was(
+def test_a_block_in_training_is_evaluated_in_eval_mode_and_restored(
     case: Case,
 ) -> None:
     block, x = built(*case), feature_map(2, (3, 4))
@@ -339,7 +339,7 @@ def test_synchronised_norms_are_norms() -> None:
 def test_other_blocks_have_no_influence(part: Any, name: str) -> None:
     block = polynl.build_block(name, CHANNELS)
     with pytest.raises(
-        ValueError, match=f"^{type(block).__name__} has no influence maps: what it adds is no sum"
+        ValueError, match=f"^{type(block).__name__} has no influence maps: its output is not a sum"
     ):
         part(block, feature_map(1, (3, 4), torch.float32), (0, 0))
 

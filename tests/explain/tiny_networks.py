@@ -1,4 +1,4 @@
-"""Networks small enough to look into many times."""
+"""Networks small enough to run many times."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,11 +15,11 @@ from polynl.tasks.instance_segmentation.model import mask_rcnn
 
 WIDTH = 4
 CLASSES = 5
-SEED = 16  # with it no ReLU of a Grad-CAM cuts all off, and not all images are of one class
+SEED = 16  # no Grad-CAM is all zero, and the images are of different classes
 
 
 def classifier(block: str | Callable[..., nn.Module] | None = None, **options: Any) -> nn.Sequential:
-    """Maps of half the image's size; in training its dropout and norm would change what it says."""
+    """Maps of half the image's size; in training mode, its dropout and norm would change the output."""
     torch.manual_seed(SEED)
     model = nn.Sequential()
     model.add_module("stem", nn.Conv2d(3, WIDTH, 3, stride=2, padding=1))
@@ -47,12 +47,12 @@ def images(*sizes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[
     return [torch.rand(3, *size, generator=generator).to(dtype) for size in sizes]
 
 
-# Two that fill a part of a map each, since the maps of both are of the larger height and the larger width.
+# Each fills only a part of a map, whose size is the larger height and the larger width.
 PADDED = [(64, 32), (40, 64)]
 
 
 def masks(block: str | None = "poly_nl", **options: Any) -> nn.Module:
-    """Mask R-CNN that takes these images as they are, sure of nothing, so that all it finds is kept."""
+    """Mask R-CNN that does not resize these images and keeps all detections, whatever their score."""
     torch.manual_seed(0)
     kept = {"box_score_thresh": 0.0, "box_detections_per_img": 5}
     few = {"rpn_pre_nms_top_n_test": 20, "rpn_post_nms_top_n_test": 10}
@@ -71,7 +71,7 @@ def masks(block: str | None = "poly_nl", **options: Any) -> nn.Module:
 
 
 def faces() -> nn.Module:
-    """A face detector that makes images half as large again, up to a longer side of 96."""
+    """A face detector that enlarges images by half, to a longer side of 96."""
     torch.manual_seed(0)
     unsure = {"score_thresh": 0.0, "detections_per_img": 5}
     return face_detector(
@@ -89,7 +89,7 @@ def hooked(model: nn.Module) -> dict[str, list[Any]]:
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """What is done with the model leaves its hooks, training flags, values and gradients as they were."""
+    """Assert that hooks, training flags, values, gradients and the random state stay the same."""
     before, flags = hooked(model), [module.training for module in model.modules()]
     values = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
@@ -101,8 +101,10 @@ def untouched(model: nn.Module) -> Iterator[None]:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def seen_by_hand(model: nn.Module, images: Tensor | Sequence[Tensor], name: str) -> tuple[Tensor, Tensor]:
-    """What a module gets and gives, in eval mode."""
+def activation_by_hand(
+    model: nn.Module, images: Tensor | Sequence[Tensor], name: str
+) -> tuple[Tensor, Tensor]:
+    """Input and output of a module, in eval mode."""
     kept: list[tuple[Tensor, Tensor]] = []
     handle = model.get_submodule(name).register_forward_hook(
         lambda _, args, output: kept.append((args[0].clone(), output.clone()))

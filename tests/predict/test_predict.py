@@ -1,4 +1,4 @@
-"""`polynl predict`: pictures of what was found, and the same as a file."""
+"""`polynl predict`: detections in pictures, and the same in a file."""
 
 from __future__ import annotations
 
@@ -18,21 +18,20 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from polynl.data.images import read_image
-from polynl.predict.drawing import COLOURS, drawn
-from polynl.tasks.detections import Detections
+from polynl.predict.drawing import COLOURS, draw_detections
 from polynl.tasks.instance_segmentation.model import mask_rcnn
 from polynl.tasks.instance_segmentation.task import InstanceSegmentation
 from polynl.train.recipe_file import load_recipe, to_yaml
 
 TINY = Path(__file__).parent.parent / "tiny_instances.yaml"
-# Of an untrained detector, which is sure of nothing.
+# An untrained detector has low scores; keep them all.
 UNSURE = ["--model.detector-options.box_score_thresh", "0"]
 NAMES = {"1": "cat", "2": "dog", "5": "tree"}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a run that has learned nothing."""
+    """A run that has not trained."""
     folder = tmp_path_factory.mktemp("run")
     recipe = load_recipe(TINY, UNSURE)
     torch.manual_seed(0)
@@ -93,7 +92,7 @@ def test_pictures_and_a_file_in_cocos_format(folder: Path, images: Path, tmp_pat
             )
 
 
-def test_only_what_it_is_sure_of(folder: Path, images: Path, tmp_path: Path, capsys: Any) -> None:
+def test_only_detections_above_the_threshold(folder: Path, images: Path, tmp_path: Path, capsys: Any) -> None:
     words = [images / "a.png", "--checkpoint", folder / "best.safetensors", "--threshold"]
     counts = []
     for threshold in ("0", "0.17", "1"):
@@ -106,7 +105,7 @@ def test_only_what_it_is_sure_of(folder: Path, images: Path, tmp_path: Path, cap
     assert counts[0] > counts[2] == 0
     picture = read_image(tmp_path / "a.png")
     image = read_image(images / "a.png")
-    assert torch.equal(picture, drawn(image, found(torch.empty(0, 4)), []))
+    assert torch.equal(picture, draw_detections(image, torch.zeros(0, 4), []))
 
 
 def test_keys_of_the_recipe(folder: Path, images: Path, tmp_path: Path, capsys: Any) -> None:
@@ -130,7 +129,7 @@ def test_images_of_one_name(folder: Path, images: Path, tmp_path: Path, capsys: 
     assert names == {"a.png", "a_2.png", "b.png"}
 
 
-def test_an_image_that_is_none(folder: Path, images: Path, tmp_path: Path, capsys: Any) -> None:
+def test_a_file_that_is_not_an_image(folder: Path, images: Path, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "c.png").write_text("hello")
     words = [tmp_path / "c.png", images / "a.png", "--checkpoint", folder / "best.safetensors"]
     code, shown, err = predict(capsys, tmp_path / "out", *words)
@@ -197,7 +196,7 @@ def mistaken(folder: Path, images: Path, tmp_path: Path) -> dict[str, tuple[list
         ),
         "no detector": (
             [images, *checkpoint, "--recipe", "scenes"],
-            "predict draws what detectors find, and classification finds no boxes.",
+            "predict needs a detector; the recipe's task is classification.",
         ),
         "other labels": (
             [images, "--checkpoint", other / "best.safetensors"],
@@ -276,32 +275,30 @@ def test_a_folder_that_cannot_be_written_to(folder: Path, images: Path, tmp_path
     assert "cannot be written to: Not a directory." in err
 
 
-def test_torchrun_is_not_for_it(
+def test_torchrun_is_refused(
     folder: Path, images: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     code, _, err = predict(capsys, tmp_path, images, "--checkpoint", folder / "best.safetensors")
     assert code == 2
-    assert "predict needs one process" in err
+    assert "predict runs in one process" in err
 
 
 # Drawing
 
 
-def detection(*boxes: tuple[int, int, int, int], size: int = 500) -> Detections:
+def detection(*boxes: tuple[int, int, int, int], size: int = 500) -> dict[str, Tensor]:
     masks = torch.zeros(len(boxes), size, size, dtype=torch.bool)
     for mask, (left, top, right, bottom) in zip(masks, boxes, strict=True):
         mask[top:bottom, left:right] = True
-    return found(torch.tensor(boxes, dtype=torch.float32), masks)
-
-
-def found(boxes: Tensor, masks: Tensor | None = None) -> Detections:
-    return Detections(boxes, torch.ones(len(boxes)), torch.ones(len(boxes)), masks)
+    return {"boxes": torch.tensor(boxes, dtype=torch.float32), "masks": masks}
 
 
 def test_colours_are_where_things_are_and_nowhere_else() -> None:
     image = torch.full((3, 500, 500), 100, dtype=torch.uint8)
-    canvas = drawn(image, detection((50, 100, 250, 300), (300, 320, 480, 480)), ["cat 0.90", "dog 0.80"])
+    canvas = draw_detections(
+        image, labels=["cat 0.90", "dog 0.80"], **detection((50, 100, 250, 300), (300, 320, 480, 480))
+    )
     assert canvas.shape == image.shape
     for (y, x), colour in (((250, 150), COLOURS[0]), ((450, 450), COLOURS[1])):
         blended = torch.tensor(colour) * 0.45 + 100 * 0.55
@@ -313,14 +310,14 @@ def test_colours_are_where_things_are_and_nowhere_else() -> None:
 
 def test_the_surest_is_on_top_of_others() -> None:
     image = torch.zeros(3, 500, 500, dtype=torch.uint8)
-    twice = detection((50, 100, 250, 300), (50, 100, 250, 300))
-    canvas = drawn(image, twice, ["cat 0.90", "dog 0.80"])
+    found = detection((50, 100, 250, 300), (50, 100, 250, 300))
+    canvas = draw_detections(image, labels=["cat 0.90", "dog 0.80"], **found)
     assert torch.equal(canvas[:, 300, 100], torch.tensor(COLOURS[0], dtype=torch.uint8)), "its frame"
 
 
 def test_boxes_without_masks() -> None:
     image = torch.full((3, 600, 500), 7, dtype=torch.uint8)
-    canvas = drawn(image, found(torch.tensor([[10.0, 60.0, 400.0, 500.0]])), ["face 0.99"])
+    canvas = draw_detections(image, torch.tensor([[10.0, 60.0, 400.0, 500.0]]), ["face 0.99"])
     assert (canvas[:, 300, 200] == 7).all()
     assert (canvas[:, 300, 10] == torch.tensor(COLOURS[0])).all()
 
@@ -328,5 +325,5 @@ def test_boxes_without_masks() -> None:
 def test_long_images_are_not_enlarged_without_end() -> None:
     image = torch.zeros(3, 40, 1500, dtype=torch.uint8)
     masks = torch.ones(1, 40, 1500, dtype=torch.bool)
-    long = found(torch.tensor([[0.0, 0.0, 1500.0, 40.0]]), masks)
-    assert drawn(image, long, ["bar 0.9"]).shape == (3, 43, 1600)
+    boxes = torch.tensor([[0.0, 0.0, 1500.0, 40.0]])
+    assert draw_detections(image, boxes, ["bar 0.9"], masks).shape == (3, 43, 1600)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from polynl.explain import influence_maps
-from polynl.explain.networks import subject_of
+from polynl.explain.networks import network_from_checkpoint
 from polynl.report.page import SECTIONS
 from polynl.train.recipe_file import load_recipe
 
@@ -267,7 +267,7 @@ PIXEL = "return [...document.querySelector('canvas').getContext('2d').getImageDa
 def test_the_map_tells_and_colours_the_shares_that_were_computed(shown: Shown, reproduction: Path) -> None:
     """Of the upper right position; the canvas has 160 pixels for each of 4 × 4."""
     run = reproduction / "poly_nl-seed0"
-    subject = subject_of(run / "best.safetensors")
+    subject = network_from_checkpoint(run / "best.safetensors")
     scene, _ = load_recipe(run / "recipe.yaml").build_task().val_set()[0]
     shares = 100 * influence_maps(subject.model, subject.inputs(scene)[0])[0, 3].detach()
     place = int(shares.abs().argmax())

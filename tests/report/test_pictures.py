@@ -13,10 +13,10 @@ from PIL import Image
 from test_report_images import pixels
 
 from polynl.explain import feature_norms
-from polynl.explain.networks import subject_of
+from polynl.explain.networks import network_from_checkpoint
 from polynl.report import chart
 from polynl.report.images import SMALL
-from polynl.report.pictures import LARGE_IMAGES, Pictures, answer, pictures_of
+from polynl.report.pictures import LARGE_IMAGES, Pictures, explain_image, pictures_of
 from polynl.results.load import gathered
 from polynl.train.recipe_file import load_recipe, to_yaml
 
@@ -43,7 +43,7 @@ def test_grad_cam_has_a_column_for_each_network(classified: Pictures) -> None:
 
 def test_below_a_picture_is_what_the_network_says(classified: Pictures, reproduction: Path) -> None:
     """Compared with the network itself, on the same scenes."""
-    subject = subject_of(reproduction / "poly_nl-seed0" / "best.safetensors")
+    subject = network_from_checkpoint(reproduction / "poly_nl-seed0" / "best.safetensors")
     scenes = load_recipe(reproduction / "poly_nl-seed0" / "recipe.yaml").build_task().val_set()
     assert classified.grad_cam is not None
     marks = set()
@@ -71,7 +71,7 @@ def test_norms_are_of_every_block_poly_nl_first(classified: Pictures) -> None:
 
 
 def test_below_a_norm_are_its_lowest_and_highest_value(classified: Pictures, reproduction: Path) -> None:
-    subject = subject_of(reproduction / "poly_nl-seed0" / "best.safetensors")
+    subject = network_from_checkpoint(reproduction / "poly_nl-seed0" / "best.safetensors")
     scene, _ = load_recipe(reproduction / "poly_nl-seed0" / "recipe.yaml").build_task().val_set()[0]
     norms = feature_norms(subject.model, subject.inputs(scene))
     captions = [picture.caption for picture in classified.norms[0].rows[0][1:]]
@@ -87,14 +87,14 @@ def test_influence_is_of_the_blocks_that_have_it(classified: Pictures) -> None:
     assert [image["size"] for image in classified.influence["images"]] == [(16, 16)] * 5
     assert "box" not in classified.influence["blocks"][0]["maps"][0]
     assert classified.without_influence == [
-        "TESA has no influence maps: what it adds is no sum over positions."
+        "TESA has no influence maps: its output is not a sum over positions."
     ]
 
 
 def test_a_detector_is_about_what_it_is_surest_of(detector: Path) -> None:
     pictures = made(detector)
     assert pictures.detects
-    subject = subject_of(detector / "best.safetensors")
+    subject = network_from_checkpoint(detector / "best.safetensors")
     scenes = load_recipe(detector / "recipe.yaml").build_task().val_set()
     assert pictures.grad_cam is not None
     assert pictures.influence is not None
@@ -130,7 +130,9 @@ def test_a_detector_that_finds_nothing_says_so(blind: Path) -> None:
 
 
 def test_a_block_without_norms_has_no_empty_grid(reproduction: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polynl.report.pictures.answer", lambda *asked: replace(answer(*asked), norms=None))
+    monkeypatch.setattr(
+        "polynl.report.pictures.explain_image", lambda *args: replace(explain_image(*args), norms=None)
+    )
     pictures = made(reproduction)
     assert pictures.grad_cam is not None
     assert pictures.norms == []
@@ -198,7 +200,7 @@ def test_images_are_shown_as_the_network_sees_them(photos: tuple[Path, Path]) ->
     shown = pixels(pictures.grad_cam.rows[-1][0].uri)
     assert shown.shape == (16, 16, 3)
     assert shown[0].tolist() == [[0, 0, 255]] * 3 + [[255, 60, 0]] * 13
-    subject = subject_of(photos[1] / "best.safetensors")
+    subject = network_from_checkpoint(photos[1] / "best.safetensors")
     for line in pictures.grad_cam.rows:
         image = torch.from_numpy(pixels(line[0].uri)).to(torch.uint8).permute(2, 0, 1)
         sure = subject.model(subject.inputs(image))[0].softmax(0).max()

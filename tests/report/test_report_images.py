@@ -15,7 +15,7 @@ from torch import Tensor
 
 import polynl
 from polynl.explain import influence_map, influence_maps
-from polynl.explain.networks import subject_of
+from polynl.explain.networks import network_from_checkpoint
 from polynl.models.resnet import SmallResNet
 from polynl.report.images import LARGEST, SIDE, SMALL, colour_bar, image_uri, overlay_uri, stretched
 from polynl.report.influence import CELLS, STEPS, PackedMaps, cell_maps, coarser, packed
@@ -180,7 +180,7 @@ def test_cells_of_a_large_map_are_some_positions_together() -> None:
 
 def test_the_padding_of_a_detector_is_cut_off(detector: Path) -> None:
     """Of 24 × 24 positions 20 × 20 are in the image: a cell of 2 × 2 is a box of 6.4 pixels a side."""
-    subject = subject_of(detector / "last.safetensors")
+    subject = network_from_checkpoint(detector / "last.safetensors")
     assert subject.block is not None
     image = subject.inputs(noise(3, 64, 64))
     found = cell_maps(subject.model, image, subject.block)

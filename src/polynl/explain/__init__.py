@@ -1,9 +1,8 @@
-"""What a network looks at: Grad-CAM, norms of features, and exact influence maps of blocks."""
+"""What a network attends to: Grad-CAM, norms of features, and exact influence maps of blocks."""
 
 from polynl.explain.feature_norms import FeatureNorms, feature_norms
 from polynl.explain.grad_cam import detection_score, grad_cam
-from polynl.explain.influence import Contributions, contributions, influence
-from polynl.explain.maps import influence_map, influence_maps
+from polynl.explain.influence import Contributions, contributions, influence, influence_map, influence_maps
 
 __all__ = [
     "Contributions",

@@ -1,21 +1,25 @@
-"""What passes a module of a network while it looks at images."""
+"""One forward pass, recorded: the output, where images lie on feature maps, and activations of modules."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 from polynl.blocks.base import Block
 from polynl.errors import near_matches
-from polynl.insertion import at_rest, inserted
+from polynl.insertion import at_rest, inserted, proportional
+from polynl.models.pyramid import BODY
 
+Call = TypeVar("Call")
 Images = Tensor | Sequence[Tensor]
 Box = tuple[float, float, float, float]
 # A point x, y or a box left, top, right, bottom in pixels.
@@ -24,35 +28,35 @@ Spot = tuple[float, float] | Box
 
 @dataclass(frozen=True)
 class Frame:
-    """Where an image lies on the maps of a network: detectors pad images at the right and at the bottom."""
+    """The part of a feature map that shows an image: detectors pad images on the right and at the bottom."""
 
     height: int
     width: int
     covered: tuple[float, float] = (1.0, 1.0)
-    """The part of a map's height and of its width."""
+    """The fractions of a map's height and width."""
 
-    def cut(self, values: Tensor) -> Tensor:
-        """A map (h, w) without the padding."""
+    def crop(self, values: Tensor) -> Tensor:
+        """A map (..., h, w) without the padding."""
         rows, columns = self._spans((0, 0, self.width, self.height), values.shape[-2:])
         return values[..., rows, columns]
 
     def cell(self, x: float, y: float, shape: Sequence[int]) -> tuple[int, int]:
-        """The row and column, on a map of that shape, of a point in pixels."""
+        """The row and column of a point in pixels, on a map of that shape."""
         if not (0 <= x < self.width and 0 <= y < self.height):
-            raise ValueError(f"position {x:g}, {y:g} is outside the image, which is {self._said()}")
+            raise ValueError(f"position {x:g}, {y:g} is outside the image, which is {self._size()}")
         rows, columns = self._spans((x, y, x, y), shape)
         return rows.start, columns.start
 
     def cells(self, box: Box, shape: Sequence[int]) -> tuple[slice, slice]:
-        """The rows and columns that a box in pixels touches; what is outside the image is cut off."""
+        """The rows and columns that a box in pixels touches; the box is clipped to the image."""
         left, top, right, bottom = box
         if not (left < right and top < bottom):
             raise ValueError(f"box {box} is empty; expected left, top, right, bottom in pixels")
         if right <= 0 or bottom <= 0 or left >= self.width or top >= self.height:
-            raise ValueError(f"box {box} is outside the image, which is {self._said()}")
+            raise ValueError(f"box {box} is outside the image, which is {self._size()}")
         return self._spans(box, shape)
 
-    def _said(self) -> str:
+    def _size(self) -> str:
         return f"{self.width} wide and {self.height} high"
 
     def _spans(self, box: Box, shape: Sequence[int]) -> tuple[slice, slice]:
@@ -65,83 +69,133 @@ class Frame:
 
 
 def _span(start: float, stop: float, cells: float) -> slice:
-    """From one part of an axis to another, where the axis takes so many cells; one at least."""
-    # Rounded, since products of fractions miss whole numbers by an error in their last digits.
+    """The cells, at least one, between two fractions of an axis that is that many cells long."""
+    # Rounded, because products of fractions miss whole numbers by an error in their last digits.
     first, last, end = (round(min(max(part, 0.0), 1.0) * cells, 6) for part in (start, stop, 1.0))
     cell = max(0, min(int(first), math.ceil(end) - 1))
     return slice(cell, max(cell + 1, math.ceil(last)))
 
 
 @dataclass(frozen=True)
-class Passed:
-    """What a module got and gave."""
+class Activation:
+    """Input and output of a module."""
 
-    x: Tensor
-    z: Tensor
+    input: Tensor
+    output: Tensor
 
 
-def passed(model: nn.Module, images: Images, name: str) -> tuple[Passed, list[Frame]]:
-    """What a named module got and gave when the model looked at images, and where these lie on its maps."""
-    seen: list[Passed] = []
+@dataclass(frozen=True)
+class Capture:
+    """What one forward pass recorded."""
 
-    def watch(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        x = (*args, *named.values())[0]
-        # Copies, since what comes after may write into its input.
-        seen.append(Passed(x.clone(), output.clone()))
+    output: Any
+    """The model's output."""
+    frames: list[Frame]
+    """For each image, where it lies on feature maps."""
+    activations: dict[str, Activation]
+    """By module name."""
+    map_layers: list[str]
+    """Modules whose output is a map of several positions, last first."""
 
+
+def capture(
+    model: nn.Module, images: Images, *, modules: Sequence[str] = (), map_layers: bool = False
+) -> Capture:
+    """Run the model once, without gradients and in eval mode.
+
+    `modules`: the modules whose input and output to keep; each must be called once.
+    `map_layers`: whether to list the layers that Grad-CAM can use.
+    """
+    calls: dict[str, list[Activation]] = {name: [] for name in modules}
+    layers: dict[str, None] = {}
     with ExitStack() as stack:
-        stack.callback(model.get_submodule(name).register_forward_hook(watch, with_kwargs=True).remove)
+        for name, made in calls.items():
+            hook = partial(_record, made)
+            stack.enter_context(model.get_submodule(name).register_forward_hook(hook, with_kwargs=True))
+        if map_layers:
+            for handle in _record_map_layers(model, layers):
+                stack.enter_context(handle)
         stack.enter_context(torch.no_grad())
-        _, frames = look(model, images)
-    once(seen, name)
-    return seen[0], frames
+        output, frames = forward(model, images)
+    activations = {name: only_call(made, name) for name, made in calls.items()}
+    return Capture(output, frames, activations, list(reversed(layers)))
 
 
-def look(model: nn.Module, images: Images) -> tuple[Any, list[Frame]]:
-    """The output for images on the model's device, in eval mode, and where they lie on its maps.
+def _record(
+    calls: list[Activation], _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> None:
+    x = (*args, *kwargs.values())[0]
+    # Copies, because later modules may write into their input.
+    calls.append(Activation(x.clone(), output.clone()))
 
-    `images` is a batch (b, 3, h, w), or an image (3, h, w), or a list of images: of a detector of torchvision
-    they may differ in size.
+
+def _record_map_layers(model: nn.Module, layers: dict[str, None]) -> Iterator[RemovableHandle]:
+    """Hooks that list the modules whose output is a map of several positions, in the order of last calls.
+
+    In a detector these are modules of its ResNet. Tokens and maps with the channels last do not have the
+    proportions of the input and are left out.
+    """
+    body = BODY if BODY in dict(model.named_modules()) else ""
+    module = model.get_submodule(body)
+    spatial: list[torch.Size] = []
+
+    def record(name: str, _: nn.Module, args: Any, output: Any) -> None:
+        if not isinstance(output, Tensor) or output.dim() != len(spatial[0]) + 2:
+            return
+        if output.shape[2:].numel() > 1 and proportional(output.shape[-2:], spatial[0][-2:]):
+            layers.pop(name, None)
+            layers[name] = None
+
+    yield module.register_forward_pre_hook(lambda _, args: spatial.append(args[0].shape[2:]))
+    for name, part in module.named_modules(prefix=body):
+        # The output of the whole model may be a map too, and the attention of a square map is square.
+        if part is not model and not isinstance(part, nn.Softmax | nn.Dropout):
+            yield part.register_forward_hook(partial(record, name))
+
+
+def forward(model: nn.Module, images: Images) -> tuple[Any, list[Frame]]:
+    """The output in eval mode, and where the images lie on feature maps; the model's mode is restored.
+
+    `images` is a batch (b, 3, h, w), an image (3, h, w) or a list of images, on any device; torchvision's
+    detectors take lists of images of different sizes.
     """
     if len(images) == 0:
-        raise ValueError("there are no images to look at")
+        raise ValueError("images is empty")
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     with at_rest(model):
-        if finds_boxes(model):
-            return _detected(model, [_moved(image, device) for image in _listed(images)])
-        batch = _moved(_batched(images), device)
+        if is_detector(model):
+            return _detector_forward(model, [_to_device(image, device) for image in _image_list(images)])
+        batch = _to_device(_batch(images), device)
         height, width = batch.shape[-2:]
         return model(batch), [Frame(height, width)] * len(batch)
 
 
-def finds_boxes(model: nn.Module) -> bool:
-    """Whether it is a detector with torchvision's interface."""
+def is_detector(model: nn.Module) -> bool:
+    """Whether the model has the interface of torchvision's detectors."""
     return isinstance(getattr(model, "transform", None), GeneralizedRCNNTransform)
 
 
-def _detected(model: Any, images: Sequence[Tensor]) -> tuple[Any, list[Frame]]:
-    """The output of a detector, whose transform says how it has resized and padded the images."""
+def _detector_forward(model: Any, images: Sequence[Tensor]) -> tuple[Any, list[Frame]]:
+    """The output, and frames from how the detector's transform has resized and padded the images."""
     frames: list[Frame] = []
 
-    def watch(_: nn.Module, args: Any, output: Any) -> None:
+    def record(_: nn.Module, args: Any, output: Any) -> None:
         resized, (padded_height, padded_width) = output[0].image_sizes, output[0].tensors.shape[-2:]
         for image, (height, width) in zip(images, resized, strict=True):
             covered = height / padded_height, width / padded_width
             frames.append(Frame(image.shape[-2], image.shape[-1], covered))
 
-    with ExitStack() as stack:
-        stack.callback(model.transform.register_forward_hook(watch).remove)
-        output = model(list(images))
-    return output, frames
+    with model.transform.register_forward_hook(record):
+        return model(list(images)), frames
 
 
-def _moved(images: Tensor, device: torch.device) -> Tensor:
-    """On the device; of what was made in inference mode a copy, without which there would be no gradients."""
+def _to_device(images: Tensor, device: torch.device) -> Tensor:
+    """On the device; tensors of inference mode are copied, since autograd cannot use them."""
     moved = images.to(device)
     return moved.clone() if moved.is_inference() else moved
 
 
-def _listed(images: Images) -> list[Tensor]:
+def _image_list(images: Images) -> list[Tensor]:
     listed = [images] if isinstance(images, Tensor) and images.dim() == 3 else list(images)
     for image in listed:
         if image.dim() != 3:
@@ -149,51 +203,52 @@ def _listed(images: Images) -> list[Tensor]:
     return listed
 
 
-def _batched(images: Images) -> Tensor:
-    if isinstance(images, Tensor) and not _alone(images):
+def _batch(images: Images) -> Tensor:
+    if isinstance(images, Tensor) and not _is_single(images):
         if images.dim() < 3:
             raise ValueError(
                 f"images has the shape {tuple(images.shape)}; expected (b, 3, h, w) or (3, h, w)"
             )
         return images
-    listed = _listed(images)
+    listed = _image_list(images)
     shapes = {tuple(image.shape) for image in listed}
     if len(shapes) != 1:
-        said = " and ".join(map(str, sorted(shapes)))
-        raise ValueError(f"images have the shapes {said}; a batch needs one: look at them one by one")
+        different = " and ".join(map(str, sorted(shapes)))
+        raise ValueError(f"images have the shapes {different}; a batch needs one: pass them one by one")
     return torch.stack(listed)
 
 
-def _alone(images: Images) -> bool:
-    """Whether it is one image, and no batch or list."""
+def _is_single(images: Images) -> bool:
+    """Whether it is one image, not a batch or a list."""
     return isinstance(images, Tensor) and images.dim() == 3
 
 
-def once(seen: Sequence[Any], name: str) -> None:
-    """Raise a ValueError unless a module was called once."""
-    if len(seen) != 1:
-        times = "never" if not seen else f"{len(seen)} times"
-        raise ValueError(f'"{name}" is called {times} in one look at images; choose one that is called once')
+def only_call(calls: Sequence[Call], name: str) -> Call:
+    """The record of a module's only call; a ValueError if it was not called exactly once."""
+    if len(calls) != 1:
+        times = f"{len(calls)} times" if calls else "never"
+        raise ValueError(f'"{name}" is called {times} in a forward pass; choose a module that is called once')
+    return calls[0]
 
 
 def block_of(model: nn.Module, name: str | None = None) -> str:
-    """The dotted name of a block in the model, of the first unless one or the place of one is named."""
+    """The dotted name of a block, given that name or that of the module it stands at; default: the first."""
     blocks = inserted(model)
-    # Of two at one module the first.
+    # If two stand at one module, the module's name means the first.
     places = {block.rpartition("polynl_")[0].removesuffix("."): block for block in reversed(blocks)}
     blocks |= {found: module for found, module in model.named_modules() if isinstance(module, Block)}
     if not blocks:
-        raise ValueError(f"the {type(model).__name__} has no block: polynl.insert puts one in")
+        raise ValueError(f"{type(model).__name__} has no block; add one with polynl.insert")
     if name is None:
         return next(iter(blocks))
     if name in blocks or name in places:
         return name if name in blocks else places[name]
     hint = near_matches(name, [*blocks, *places])
-    raise ValueError(f"no block is called {name!r}.{hint} There are: {', '.join(blocks)}")
+    raise ValueError(f"no block is called {name!r}.{hint} Available: {', '.join(blocks)}")
 
 
-def as_given(images: Images, maps: Sequence[Tensor]) -> Any:
-    """Maps of a list of images as a list, of a batch as a batch, of an image as one map."""
-    if _alone(images):
+def like_images(images: Images, maps: Sequence[Tensor]) -> Any:
+    """A list of maps for a list of images, a batch for a batch, and one map for one image."""
+    if _is_single(images):
         return maps[0]
     return torch.stack(list(maps)) if isinstance(images, Tensor) else list(maps)

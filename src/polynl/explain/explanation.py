@@ -1,27 +1,26 @@
-"""One look of one network at one image: what it says, and all maps of it that can be drawn."""
+"""The explanation of one image by one network: its prediction, and the maps that can be drawn of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 from torchvision import tv_tensors
 
 from polynl.errors import SettingsError, near_matches
-from polynl.explain.capture import Box, Spot, block_of, look
-from polynl.explain.feature_norms import FeatureNorms, feature_norms
-from polynl.explain.grad_cam import detection_score, grad_cam
-from polynl.explain.maps import influence_map
-from polynl.explain.networks import Subject
+from polynl.explain.capture import Box, Capture, Spot, block_of, capture
+from polynl.explain.feature_norms import FeatureNorms, norms_at
+from polynl.explain.grad_cam import Target, cams_at, detection_score
+from polynl.explain.influence import influence_at
+from polynl.explain.networks import ExplainedNetwork
 from polynl.insertion import inserted
 
 
 @dataclass(frozen=True)
-class Question:
-    """What is asked of every network about an image; None: what `polynl explain --help` says."""
+class Query:
+    """What to explain in every image; for the defaults see `polynl explain --help`."""
 
     target: str | None = None
     position: tuple[float, float] | None = None
@@ -31,130 +30,140 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What one network says of one image; maps are (h, w), and None where it has none."""
+class Explanation:
+    """What one network predicts for one image, and why; maps are (h, w), or None if there are none."""
 
-    subject: Subject
-    picture: Tensor
+    network: ExplainedNetwork
+    image: Tensor
     """The uint8 image (3, h, w) that the network sees."""
-    said: str
-    """The class or detection that it is about, and how sure the network is."""
+    label: str | None = None
+    """The explained class, or the class of the explained detection; None if a detector found nothing."""
+    probability: float | None = None
     box: Box | None = None
-    """That of the detection, in pixels of the picture."""
+    """The explained detection's, in pixels of the image."""
     cam: Tensor | None = None
     """Grad-CAM."""
     block: str | None = None
-    """The one that the rest is about, where there are several to choose from."""
+    """The block that norms and shares refer to, if the network has several."""
     norms: FeatureNorms | None = None
     spot: Spot | None = None
-    """In pixels of the picture."""
+    """Where influence is measured, in pixels of the image."""
     shares: Tensor | None = None
     """The influence map of the spot."""
-    remarks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     """Why something is missing."""
 
     @property
+    def said(self) -> str:
+        """The prediction as text, such as "disc, 98%"."""
+        if self.label is None or self.probability is None:
+            return "nothing found"
+        return f"{self.label}, {100 * self.probability:.0f}%"
+
+    @property
     def title(self) -> str:
-        """The network, and the block if it has several."""
-        return self.subject.name if self.block is None else f"{self.subject.name}, {self.block}"
+        """The network's name, and the block if it has several."""
+        return self.network.name if self.block is None else f"{self.network.name}, {self.block}"
 
 
-def answer(subject: Subject, image: Tensor, question: Question) -> Answer:
-    """Look at a uint8 image (3, h, w); a SettingsError says what cannot be asked."""
-    picture = subject.view(image)
-    spot = None if question.position is None else _seen_at(subject, image, *question.position)
+def explain_image(network: ExplainedNetwork, image: Tensor, query: Query) -> Explanation:
+    """Explain a uint8 image (3, h, w); raises a SettingsError if the query does not fit."""
+    view = network.view(image)
+    spot = None if query.position is None else _position_in_view(network, image, *query.position)
     try:
-        if subject.detects:
-            return _of_detector(subject, picture, spot, question)
-        return _of_classifier(subject, picture, spot, question)
+        return _explain_view(network, view, spot, query)
     except ValueError as error:
-        raise SettingsError(f"{subject.name}: {error}") from error
+        raise SettingsError(f"{network.name}: {error}") from error
 
 
-def _of_classifier(
-    subject: Subject, picture: Tensor, spot: tuple[float, float] | None, question: Question
-) -> Answer:
-    inputs = subject.inputs(picture)
-    with torch.no_grad():
-        logits, _ = look(subject.model, inputs)
-    sure = logits[0].float().softmax(dim=0)
-    number = int(sure.argmax()) if question.target is None else class_number(question.target, subject.labels)
-    if not 0 <= number < len(sure):
-        raise ValueError(f"there is no class {number}: it tells {len(sure)} apart, counted from 0")
-    cam = grad_cam(subject.model, inputs, number, layer=question.layer)[0]
-    said = f"{subject.labels.get(number, f'class {number}')}, {100 * sure[number]:.0f}%"
-    spot = _strongest(cam, picture) if spot is None else spot
-    return _with_block(Answer(subject, picture, said, cam=cam), inputs, spot, question)
+def _explain_view(network: ExplainedNetwork, view: Tensor, spot: Spot | None, query: Query) -> Explanation:
+    """Two forward passes: one records everything but the gradient of Grad-CAM."""
+    images = network.inputs(view)
+    block = None if network.block is None else block_of(network.model, query.block)
+    captured = capture(
+        network.model, images, modules=[] if block is None else [block], map_layers=query.layer is None
+    )
+    predict = _detection if network.detects else _class
+    explanation, target = predict(Explanation(network, view, spot=spot), captured.output[0], query)
+    if target is not None:
+        layers = captured.map_layers if query.layer is None else [query.layer]
+        (cam,) = cams_at(network.model, images, target, layers)
+        explanation = replace(explanation, cam=cam, spot=spot or explanation.box or _highest(cam, view))
+    return explanation if block is None else _with_block(explanation, captured, block)
 
 
-def _of_detector(
-    subject: Subject, picture: Tensor, spot: tuple[float, float] | None, question: Question
-) -> Answer:
-    inputs = subject.inputs(picture)
-    with torch.no_grad():
-        (found,), _ = look(subject.model, inputs)
-    count, wanted = len(found["scores"]), 0 if question.detection is None else question.detection
+def _class(explanation: Explanation, logits: Tensor, query: Query) -> tuple[Explanation, Target]:
+    """With the class to explain; the target is its score."""
+    probabilities, labels = logits.float().softmax(dim=0), explanation.network.labels
+    number = int(probabilities.argmax()) if query.target is None else class_number(query.target, labels)
+    if not 0 <= number < len(probabilities):
+        raise ValueError(f"there is no class {number}: it has {len(probabilities)} classes, numbered from 0")
+    probability = float(probabilities[number])
+    return replace(explanation, label=_label(number, labels), probability=probability), number
+
+
+def _detection(
+    explanation: Explanation, found: Mapping[str, Tensor], query: Query
+) -> tuple[Explanation, Target]:
+    """With the detection to explain; the target is its score, or None if there is no detection."""
+    count, number = len(found["scores"]), 0 if query.detection is None else query.detection
     if count == 0:
-        return _with_block(Answer(subject, picture, "nothing found"), inputs, spot, question)
-    if not 0 <= wanted < count:
-        raise ValueError(f"--detection {wanted}: it finds {count}, counted from 0")
-    label, score = (found[key][wanted].item() for key in ("labels", "scores"))
-    cam = grad_cam(subject.model, inputs, detection_score(wanted), layer=question.layer)[0]
-    left, top, right, bottom = found["boxes"][wanted].tolist()
-    box = left, top, right, bottom
-    said = f"{subject.labels.get(int(label), f'class {label}')}, {100 * score:.0f}%"
-    return _with_block(
-        Answer(subject, picture, said, box, cam), inputs, box if spot is None else spot, question
-    )
+        return explanation, None
+    if not 0 <= number < count:
+        raise ValueError(f"--detection {number}: there are {count} detections, numbered from 0")
+    left, top, right, bottom = found["boxes"][number].tolist()
+    label = _label(int(found["labels"][number]), explanation.network.labels)
+    probability = float(found["scores"][number])
+    detected = replace(explanation, label=label, probability=probability, box=(left, top, right, bottom))
+    return detected, detection_score(number)
 
 
-def _with_block(answer: Answer, inputs: Any, spot: Spot | None, question: Question) -> Answer:
-    """The answer, with what its block does; without a spot there is no influence on it."""
-    subject = answer.subject
-    answer = replace(answer, spot=spot)
-    if subject.block is None:
-        return answer
-    name = block_of(subject.model, question.block)
-    norms = feature_norms(subject.model, inputs, block=name)
-    several = len(inserted(subject.model)) > 1
-    answer = replace(
-        answer, block=name if several else None, norms=FeatureNorms(*(maps[0] for maps in norms))
-    )
-    if spot is None:
-        return answer
+def _label(number: int, labels: Mapping[int, str]) -> str:
+    return labels.get(number, f"class {number}")
+
+
+def _with_block(explanation: Explanation, captured: Capture, name: str) -> Explanation:
+    """With the norms of a block and, if there is a spot, its influence map."""
+    model = explanation.network.model
+    block, activation, frames = model.get_submodule(name), captured.activations[name], captured.frames
+    norms = FeatureNorms(*(maps[0] for maps in norms_at(block, activation, frames)))
+    several = len(inserted(model)) > 1
+    explanation = replace(explanation, block=name if several else None, norms=norms)
+    if explanation.spot is None:
+        return explanation
     try:
-        shares = influence_map(subject.model, inputs, spot, block=name)[0]
+        (shares,) = influence_at(block, activation.input, frames, [explanation.spot])
     except ValueError as error:
-        return replace(answer, remarks=(*answer.remarks, str(error)))
-    return replace(answer, shares=shares)
+        return replace(explanation, notes=(*explanation.notes, str(error)))
+    return replace(explanation, shares=shares)
 
 
 def class_number(target: str, labels: Mapping[int, str]) -> int:
-    """A class by its name or, where none is called so, by its number."""
+    """A class by its name or, if no class has that name, by its number."""
     numbers = [number for number, name in labels.items() if name.lower() == target.lower()]
     if len(numbers) > 1:
-        which = " or ".join(map(str, numbers))
-        raise ValueError(f"--target: {len(numbers)} classes are called {target!r}; give a number: {which}")
+        choices = " or ".join(map(str, numbers))
+        raise ValueError(f"--target: {len(numbers)} classes are called {target!r}; give a number: {choices}")
     if numbers:
         return numbers[0]
     if target.isdecimal():
         return int(target)
     names = [name.lower() for name in labels.values()]
-    hint = near_matches(target.lower(), names) if names else " Its classes have no names here."
+    hint = near_matches(target.lower(), names) if names else " Its classes have no names; give a number."
     raise ValueError(f"--target: no class is called {target!r}.{hint}")
 
 
-def _strongest(cam: Tensor, picture: Tensor) -> tuple[float, float]:
-    """The middle of the cell where a map is highest, in pixels of the picture; of the picture if it is 0."""
-    height, width = picture.shape[-2:]
+def _highest(cam: Tensor, view: Tensor) -> tuple[float, float]:
+    """The center of a map's highest cell in pixels of the view, or the view's center if the map is zero."""
+    height, width = view.shape[-2:]
     if not cam.any():
         return width / 2, height / 2
     row, column = divmod(int(cam.argmax()), cam.shape[1])
     return (column + 0.5) * width / cam.shape[1], (row + 0.5) * height / cam.shape[0]
 
 
-def _seen_at(subject: Subject, image: Tensor, x: float, y: float) -> tuple[float, float]:
-    """Where a pixel of the image is in what the network sees."""
+def _position_in_view(network: ExplainedNetwork, image: Tensor, x: float, y: float) -> tuple[float, float]:
+    """Where a pixel of the image is in the view that the network sees."""
     height, width = image.shape[-2:]
     if not (0 <= x < width and 0 <= y < height):
         raise SettingsError(
@@ -162,10 +171,8 @@ def _seen_at(subject: Subject, image: Tensor, x: float, y: float) -> tuple[float
         )
     corners = torch.tensor([[x, y, min(x + 1, width), min(y + 1, height)]])
     pixel = tv_tensors.BoundingBoxes(corners, format="XYXY", canvas_size=(height, width))
-    _, moved = subject.view(tv_tensors.Image(image), pixel)
+    _, moved = network.view(tv_tensors.Image(image), pixel)
     left, top, right, bottom = moved[0].tolist()
     if right <= left or bottom <= top:
-        raise SettingsError(
-            f"--position {x:g} {y:g} is at a border of the image that {subject.name} does not see."
-        )
+        raise SettingsError(f"--position {x:g} {y:g} is in a border of the image that {network.name} crops.")
     return (left + right) / 2, (top + bottom) / 2

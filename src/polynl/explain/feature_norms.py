@@ -1,18 +1,19 @@
-"""The norm per position of what goes into a block, of what it adds, and of what comes out: Figure 4."""
+"""The norm per position of a block's input, of what it adds, and of its output: the paper's Figure 4."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from polynl.blocks.base import Block
-from polynl.explain.capture import Images, as_given, block_of, passed
+from polynl.explain.capture import Activation, Frame, Images, block_of, capture, like_images
 
 
 class FeatureNorms(NamedTuple):
-    """Maps (b, *spatial) of norms over channels, given as `grad_cam` gives its maps."""
+    """Maps (b, *spatial) of norms over channels, in the layout of `grad_cam`'s maps."""
 
     x: Any
     """The block's input."""
@@ -23,9 +24,10 @@ class FeatureNorms(NamedTuple):
 
 
 def feature_norms(model: nn.Module, images: Images, *, block: str | None = None) -> FeatureNorms:
-    """‖X‖, ‖Y‖ and ‖Z‖ at every position of a block's map; of the first block in the model unless named.
+    """‖X‖, ‖Y‖ and ‖Z‖ at every position of a block's map.
 
-    `images`: as of `grad_cam`. `block`: the dotted name of a block, or of the module that it stands at.
+    `images`: see `grad_cam`.
+    `block`: dotted name of a block or of the module it stands at (default: the first block).
 
     >>> import torch, polynl
     >>> from torchvision.models import resnet18
@@ -34,15 +36,19 @@ def feature_norms(model: nn.Module, images: Images, *, block: str | None = None)
     torch.Size([2, 4, 6])
     """
     name = block_of(model, block)
-    seen, frames = passed(model, images, name)
-    module = model.get_submodule(name)
+    captured = capture(model, images, modules=[name])
+    norms = norms_at(model.get_submodule(name), captured.activations[name], captured.frames)
+    return FeatureNorms(*(like_images(images, maps) for maps in norms))
+
+
+def norms_at(block: nn.Module, activation: Activation, frames: Sequence[Frame]) -> FeatureNorms:
+    """The norms of a captured activation: for X, Y and Z a list of one map for each image."""
     # Squares of half precision would overflow.
-    x, z = (maps.to(torch.promote_types(maps.dtype, torch.float32)) for maps in (seen.x, seen.z))
+    both = activation.input, activation.output
+    x, z = (maps.to(torch.promote_types(maps.dtype, torch.float32)) for maps in both)
     with torch.no_grad():
-        y = z - (module.scales()[0] * x if isinstance(module, Block) else x)
-    return FeatureNorms(*(_norms(images, maps, frames) for maps in (x, y, z)))
-
-
-def _norms(images: Images, maps: Tensor, frames: Any) -> Any:
-    norms = maps.norm(dim=1).float()
-    return as_given(images, [frame.cut(norm) for norm, frame in zip(norms, frames, strict=True)])
+        y = z - (block.scales()[0] * x if isinstance(block, Block) else x)
+    norms = (maps.norm(dim=1).float() for maps in (x, y, z))
+    return FeatureNorms(
+        *([frame.crop(norm) for norm, frame in zip(maps, frames, strict=True)] for maps in norms)
+    )

@@ -1,4 +1,4 @@
-"""Grad-CAM (Selvaraju 2017): where a network sees what it is asked for, as in the paper's Figure 3."""
+"""Grad-CAM (Selvaraju 2017): the regions that support a score, as in the paper's Figure 3."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polynl.explain.capture import Frame, Images, as_given, look, once
-from polynl.insertion import proportional
-from polynl.models.pyramid import BODY
+from polynl.errors import shortened
+from polynl.explain.capture import Frame, Images, capture, forward, like_images, only_call
 
 Target = int | Sequence[int] | Tensor | Callable[[Any], Tensor] | None
 
@@ -20,57 +19,63 @@ Target = int | Sequence[int] | Tensor | Callable[[Any], Tensor] | None
 def grad_cam(model: nn.Module, images: Images, target: Target = None, *, layer: str | None = None) -> Any:
     """ReLU(Σₖ wₖAₖ), wₖ the mean over positions of ∂score/∂Aₖ, for the maps A of a layer: (b, h, w).
 
-    `images`: a batch (b, 3, h, w) as the model takes it; of an image (3, h, w) there is one map, of a list of
-    images, which detectors of torchvision take in several sizes, a list of maps without the padding.
-    `target`: a class for all images or one for each, the predicted ones unless given; or a function from the
+    `images`: a batch (b, 3, h, w) as the model takes it. For an image (3, h, w) the result is one map, for a
+    list of images, which torchvision's detectors take in different sizes, a list of maps without the padding.
+    `target`: a class for all images or one for each (default: the predicted ones), or a function from the
     model's output to a score for each image, such as `detection_score(0)` for detectors.
-    `layer`: a module by its dotted name; unless given the last one whose output is a map of several
-    positions that the score depends on, in a detector the last such one of its ResNet.
-    Values are from 0 on, and their scale means nothing.
+    `layer`: dotted name of a module (default: the last one whose output is a map of several positions that
+    the score depends on; in a detector, the last such module of its ResNet).
+    Values are nonnegative; their scale has no meaning.
 
     >>> from torchvision.models import resnet18
     >>> grad_cam(resnet18(), torch.randn(2, 3, 64, 96), target=281).shape
     torch.Size([2, 2, 3])
     """
-    names = _maps_of(model, images) if layer is None else [layer]
-    for name in names:
-        found = _gradient_at(name, model, images, target)
+    layers = capture(model, images, map_layers=True).map_layers if layer is None else [layer]
+    return like_images(images, cams_at(model, images, target, layers))
+
+
+def cams_at(model: nn.Module, images: Images, target: Target, layers: Sequence[str]) -> list[Tensor]:
+    """For each image, Grad-CAM at the first of the layers that the score depends on."""
+    if not layers:
+        raise ValueError(
+            f"no module of {type(model).__name__} outputs a map of several positions; choose a layer"
+        )
+    for layer in layers:
+        found = _gradient(layer, model, images, target)
         if found is not None:
-            break
-    else:
-        what = "any map of it" if layer is None else f'layer "{layer}"'
-        raise ValueError(f"the score does not depend on {what}; choose another layer")
-    weights = found.gradient.flatten(2).mean(dim=-1)
-    cams = torch.einsum("bc,bc...->b...", weights, found.maps).relu()
-    return as_given(images, [frame.cut(cam) for cam, frame in zip(cams, found.frames, strict=True)])
+            weights = found.gradient.flatten(2).mean(dim=-1)
+            cams = torch.einsum("bc,bc...->b...", weights, found.maps).relu()
+            return [frame.crop(cam) for cam, frame in zip(cams, found.frames, strict=True)]
+    raise ValueError(f"the score does not depend on {shortened(layers)}; choose another layer")
 
 
 @dataclass(frozen=True)
 class _Gradient:
-    """Of the score with respect to the maps of a layer."""
+    """The gradient of the score with respect to a layer's maps."""
 
     gradient: Tensor
     maps: Tensor
     frames: Sequence[Frame]
 
 
-def _gradient_at(name: str, model: nn.Module, images: Images, target: Target) -> _Gradient | None:
-    """None where the score does not depend on the layer."""
+def _gradient(layer: str, model: nn.Module, images: Images, target: Target) -> _Gradient | None:
+    """None if the score does not depend on the layer."""
     maps: list[Tensor] = []
 
-    def keep(_: nn.Module, args: Any, output: Any) -> Tensor:
+    def detach(_: nn.Module, args: Any, output: Any) -> Tensor:
         if not isinstance(output, Tensor) or output.dim() < 4:
-            raise ValueError(f'layer "{name}" gives {_said(output)}; expected a map (b, c, h, w)')
+            raise ValueError(f'layer "{layer}" outputs {_described(output)}; expected a map (b, c, h, w)')
         maps.append(output.detach().requires_grad_())
-        # What comes before needs no gradient; what comes after may write into its input.
+        # Earlier modules need no gradient; later ones may write into their input.
         return maps[-1].clone()
 
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(mode=False))
         stack.enter_context(torch.enable_grad())
-        stack.callback(_module(model, name).register_forward_hook(keep).remove)
-        output, frames = look(model, images)
-        once(maps, name)
+        stack.enter_context(_module(model, layer).register_forward_hook(detach))
+        output, frames = forward(model, images)
+        only_call(maps, layer)
         scores = _scores(output, target, len(frames))
         if not scores.requires_grad:
             return None
@@ -79,7 +84,7 @@ def _gradient_at(name: str, model: nn.Module, images: Images, target: Target) ->
 
 
 def detection_score(number: int | Sequence[int]) -> Callable[[Any], Tensor]:
-    """A target of `grad_cam`: the score of a detection, by its place in what a detector finds in an image."""
+    """A target of `grad_cam`: the score of one of the detections in an image, by its index."""
 
     def scores(found: Sequence[dict[str, Tensor]]) -> Tensor:
         numbers = [number] * len(found) if isinstance(number, int) else number
@@ -88,7 +93,7 @@ def detection_score(number: int | Sequence[int]) -> Callable[[Any], Tensor]:
         for index, (entry, wanted) in enumerate(zip(found, numbers, strict=True)):
             if not 0 <= wanted < len(entry["scores"]):
                 count = len(entry["scores"])
-                raise ValueError(f"there is no detection {wanted} in image {index}: {count} are found in it")
+                raise ValueError(f"there is no detection {wanted} in image {index}, which has {count}")
         return torch.stack([entry["scores"][n] for entry, n in zip(found, numbers, strict=True)])
 
     return scores
@@ -99,14 +104,14 @@ def _scores(output: Any, target: Target, images: int) -> Tensor:
         scores = target(output)
         if not isinstance(scores, Tensor) or scores.shape != (images,):
             raise ValueError(
-                f"the target gives {_said(scores)}; expected a tensor of {images} scores, one for each image"
+                f"the target returns {_described(scores)}; expected {images} scores, one for each image"
             )
         return scores
     if not isinstance(output, Tensor) or output.dim() != 2:
         such = ", such as detection_score(0)" if isinstance(output, list) else ""
         raise ValueError(
-            f"the model gives {_said(output)}, not a score for each class: target must be a function from it "
-            f"to a score for each image{such}"
+            f"the model outputs {_described(output)}, not a score for each class; target must be a function "
+            f"from it to a score for each image{such}"
         )
     classes = output.argmax(dim=1) if target is None else _classes(target, output)
     if classes.dim() == 1 and len(classes) != images:
@@ -130,7 +135,7 @@ def _classes(target: Any, output: Tensor) -> Tensor:
     return classes.long()
 
 
-def _said(value: Any) -> str:
+def _described(value: Any) -> str:
     return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
 
 
@@ -139,39 +144,3 @@ def _module(model: nn.Module, name: str) -> nn.Module:
     if name not in modules:
         raise ValueError(f"{type(model).__name__} has no module {name!r}; it has {', '.join(model._modules)}")
     return modules[name]
-
-
-def _maps_of(model: nn.Module, images: Images) -> list[str]:
-    """The names of all modules that gave a map of several positions, the last one first.
-
-    What is no map, tokens or a map with the channels last, has not the proportions of the input.
-    """
-    body = BODY if BODY in dict(model.named_modules()) else ""
-    module = model.get_submodule(body)
-    spatial: list[torch.Size] = []
-    found: dict[str, None] = {}
-
-    def watcher(name: str) -> Callable[..., None]:
-        def watch(_: nn.Module, args: Any, output: Any) -> None:
-            if not isinstance(output, Tensor) or output.dim() != len(spatial[0]) + 2:
-                return
-            if output.shape[2:].numel() > 1 and proportional(output.shape[-2:], spatial[0][-2:]):
-                found.pop(name, None)
-                found[name] = None
-
-        return watch
-
-    with ExitStack() as stack:
-        seen = module.register_forward_pre_hook(lambda _, args: spatial.append(args[0].shape[2:]))
-        stack.callback(seen.remove)
-        for name, part in module.named_modules(prefix=body):
-            # The whole model's output may be a map too, and attention of a square map is square.
-            if part is not model and not isinstance(part, nn.Softmax | nn.Dropout):
-                stack.callback(part.register_forward_hook(watcher(name)).remove)
-        stack.enter_context(torch.no_grad())
-        look(model, images)
-    if not found:
-        raise ValueError(
-            f"no module of {type(model).__name__} gives a map of several positions: name a layer"
-        )
-    return list(reversed(found))

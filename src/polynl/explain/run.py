@@ -1,4 +1,4 @@
-"""`polynl explain`: what networks look at in images."""
+"""`polynl explain`: figures of what networks attend to in images."""
 
 from __future__ import annotations
 
@@ -20,83 +20,86 @@ from polynl.data.images import (
     read_image,
 )
 from polynl.errors import RunStoppedError, SettingsError
-from polynl.explain.explanation import Answer, Question, answer
-from polynl.explain.figures import FIGURES
-from polynl.explain.networks import Subject
+from polynl.explain.explanation import Explanation, Query, explain_image
+from polynl.explain.figures import DPI, FIGURES
+from polynl.explain.networks import ExplainedNetwork
 from polynl.files import make_folder, write_atomically
 
 
 def run_explain(
-    paths: Sequence[Path], subjects: Sequence[Subject], question: Question, out: Path, console: Console
-) -> list[list[Answer]]:
-    """Draw what every network looks at in every image; gives all answers, image by image."""
+    paths: Sequence[Path], networks: Sequence[ExplainedNetwork], query: Query, out: Path, console: Console
+) -> list[list[Explanation]]:
+    """Explain every image by every network and write the figures; returns explanations, image by image."""
     images = image_files(paths)
     names = names_apart(images)
     check_originals_stay(images, [out / f"{name}-{kind}.png" for name in names for kind in FIGURES])
-    _check_options(subjects, question)
+    _check_options(networks, query)
     make_folder(out)
-    # Only detectors cannot do with thin images.
-    read = read_for_detector if any(subject.detects for subject in subjects) else read_image
-    answers: list[list[Answer]] = []
+    # Classifiers accept thin images, detectors do not.
+    read = read_for_detector if any(network.detects for network in networks) else read_image
+    explanations: list[list[Explanation]] = []
     for path, name in zip(images, names, strict=True):
         try:
             image = read(path, upright=True)
         except UnreadableImageError as error:
-            console.print(escape(f"skipped: {error}"), highlight=False, soft_wrap=True)
+            _print(console, f"skipped: {error}")
             continue
         try:
-            answers.append([answer(subject, image, question) for subject in subjects])
+            explanations.append([explain_image(network, image, query) for network in networks])
         except SettingsError as error:
             raise SettingsError(f"{path}: {error}") from error
-        written = _draw(answers[-1], out, name)
-        _tell(path, answers[-1], written, console)
-    if len(answers) < len(images):
-        unreadable = len(images) - len(answers)
+        written = _write_figures(explanations[-1], out, name)
+        _print_summary(path, explanations[-1], written, console)
+    if len(explanations) < len(images):
+        unreadable = len(images) - len(explanations)
         raise RunStoppedError(f"{unreadable} of {len(images)} images could not be read, see above.")
-    return answers
+    return explanations
 
 
-def on_device(subjects: Sequence[Subject], device: str) -> None:
-    """Move the networks; "auto" is a GPU where there is one."""
+def move_networks(networks: Sequence[ExplainedNetwork], device: str) -> None:
+    """Move the networks to a device; "auto" is a GPU if there is one."""
     if device == "cuda" and not torch.cuda.is_available():
-        raise SettingsError("--device cuda: PyTorch sees no CUDA device here.")
-    where = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    for subject in subjects:
-        subject.model.to(where)
+        raise SettingsError("--device cuda: no CUDA device is available.")
+    name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    for network in networks:
+        network.model.to(name)
 
 
-def _check_options(subjects: Sequence[Subject], question: Question) -> None:
-    """Raise a SettingsError for an option that none of the networks can take."""
-    names = ", ".join(subject.name for subject in subjects)
-    if question.block is not None and all(subject.block is None for subject in subjects):
-        raise SettingsError(f"--block {question.block}: no block is in {names}.")
-    if question.target is not None and all(subject.detects for subject in subjects):
-        raise SettingsError(f"--target {question.target}: {names} finds boxes; --detection chooses one.")
-    if question.detection is not None and not any(subject.detects for subject in subjects):
-        raise SettingsError(
-            f"--detection {question.detection}: {names} finds no boxes; --target is for classes."
-        )
+def _check_options(networks: Sequence[ExplainedNetwork], query: Query) -> None:
+    """Raise a SettingsError for an option that applies to none of the networks."""
+    names = ", ".join(network.name for network in networks)
+    if query.block is not None and all(network.block is None for network in networks):
+        raise SettingsError(f"--block {query.block}: there is no block in {names}.")
+    if query.target is not None and all(network.detects for network in networks):
+        raise SettingsError(f"--target {query.target} is for classifiers; use --detection for {names}.")
+    if query.detection is not None and not any(network.detects for network in networks):
+        raise SettingsError(f"--detection {query.detection} is for detectors; use --target for {names}.")
 
 
-def _draw(answers: Sequence[Answer], out: Path, name: str) -> list[Path]:
+def _write_figures(explanations: Sequence[Explanation], out: Path, name: str) -> list[Path]:
     written = []
     with matplotlib.rc_context({"font.size": 10}):
         for kind, draw in FIGURES.items():
-            figure = draw(answers)
+            figure = draw(explanations)
             if figure is not None:
                 png = io.BytesIO()
-                figure.savefig(png, dpi=130, bbox_inches="tight")
+                figure.savefig(png, dpi=DPI, bbox_inches="tight")
                 written.append(out / f"{name}-{kind}.png")
                 write_atomically(written[-1], png.getbuffer())
     return written
 
 
-def _tell(path: Path, answers: Sequence[Answer], written: Sequence[Path], console: Console) -> None:
-    for found in answers:
-        parts = [f"{path}: {found.title}: {found.said}", *found.remarks]
-        if found.norms is not None and not found.norms.y.any():
-            parts.append("its block adds nothing: it is new, or was not trained")
-        console.print(escape("; ".join(parts)), highlight=False, soft_wrap=True)
-    names = ", ".join(picture.name for picture in written)
-    drawn = f"  {written[0].parent}: {names}" if written else "  nothing to draw"
-    console.print(escape(drawn), highlight=False, soft_wrap=True)
+def _print_summary(
+    path: Path, explanations: Sequence[Explanation], written: Sequence[Path], console: Console
+) -> None:
+    for explanation in explanations:
+        parts = [f"{path}: {explanation.title}: {explanation.said}", *explanation.notes]
+        if explanation.norms is not None and not explanation.norms.y.any():
+            parts.append("its block adds nothing: it is new or untrained")
+        _print(console, "; ".join(parts))
+    names = ", ".join(file.name for file in written)
+    _print(console, f"  {written[0].parent}: {names}" if written else "  nothing to draw")
+
+
+def _print(console: Console, text: str) -> None:
+    console.print(escape(text), highlight=False, soft_wrap=True)

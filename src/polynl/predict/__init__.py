@@ -1,1 +1,1 @@
-"""What a trained model finds in images: pictures, and a file in COCO's format."""
+"""Detections of a trained model on images: pictures, and a file in COCO's format."""

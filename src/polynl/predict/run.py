@@ -1,4 +1,4 @@
-"""`polynl predict`: what a trained detector finds in images."""
+"""`polynl predict`: draw the detections of a trained model on images, and save them as JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from polynl.data.images import (
 )
 from polynl.errors import RunStoppedError, SettingsError
 from polynl.files import make_folder, write_atomically
-from polynl.predict.drawing import drawn
+from polynl.predict.drawing import draw_detections
 from polynl.tasks.base import DetectionTask
 from polynl.tasks.detections import Detections
 from polynl.train.processes import autocast, join_processes, set_up_torch
@@ -43,18 +43,18 @@ def run_predict(
     keys: Sequence[str] = (),
     threshold: float = 0.5,
 ) -> dict[str, Any]:
-    """Draw what is found in images, and write it down; gives what is written, in COCO's format."""
+    """Draw and save the detections in images; returns the content of detections.json, in COCO's format."""
     if not 0 <= threshold <= 1:
         raise SettingsError(f"--threshold {threshold:g}: expected a number from 0 to 1.")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise SettingsError("predict needs one process: start it without torchrun.")
+        raise SettingsError("predict runs in one process: start it without torchrun.")
     images = image_files(paths)
     pictures = [out / f"{name}.png" for name in names_apart(images)]
     check_originals_stay(images, pictures)
     trained = find_trained(checkpoint, recipe, keys, ("checkpoint", "out", "threshold"))
     settings, task = trained.recipe, trained.task
     if not isinstance(task, DetectionTask):
-        raise SettingsError(f"predict draws what detectors find, and {settings.task} finds no boxes.")
+        raise SettingsError(f"predict needs a detector; the recipe's task is {settings.task}.")
     set_up_torch(settings)
     content: dict[str, Any] = {"images": [], "annotations": [], "categories": []}
     unreadable = 0
@@ -67,25 +67,26 @@ def run_predict(
             try:
                 image = read_for_detector(path, upright=True)
             except UnreadableImageError as error:
-                console.print(escape(f"skipped: {error}"), highlight=False, soft_wrap=True)
+                _print(console, f"skipped: {error}")
                 unreadable += 1
                 continue
             with torch.no_grad(), autocast(settings, processes.device):
                 (found,) = task.detect(model, [image.to(processes.device)])
-            sure = found.above(threshold).cpu()
-            _note(content, path, image, sure, names)
-            _write_picture(picture, image, sure, names)
-            console.print(escape(f"{path}: {_told(sure, names)}"), highlight=False, soft_wrap=True)
+            kept = found.above(threshold).cpu()
+            _add_to(content, path, image, kept, names)
+            _write_picture(picture, image, kept, names)
+            _print(console, f"{path}: {_summary(kept, names)}")
     write_atomically(out / DETECTIONS, json.dumps(content) + "\n")
-    console.print(escape(f"Pictures and {DETECTIONS} are in {out}."), highlight=False, soft_wrap=True)
+    _print(console, f"Pictures and {DETECTIONS} are in {out}.")
     if unreadable:
         raise RunStoppedError(f"{unreadable} of {len(images)} images could not be read, see above.")
     return content
 
 
-def _note(
+def _add_to(
     content: dict[str, Any], path: Path, image: Tensor, found: Detections, names: Mapping[int, str]
 ) -> None:
+    """Add an image and its detections to the content of detections.json."""
     height, width = image.shape[-2:]
     number = len(content["images"]) + 1
     content["images"].append({"id": number, "file_name": str(path), "width": width, "height": height})
@@ -108,11 +109,15 @@ def _write_picture(path: Path, image: Tensor, found: Detections, names: Mapping[
         for label, score in zip(found.labels.tolist(), found.scores.tolist(), strict=True)
     ]
     png = io.BytesIO()
-    to_pil_image(drawn(image, found, texts)).save(png, "png")
+    to_pil_image(draw_detections(image, found.boxes, texts, found.masks)).save(png, "png")
     write_atomically(path, png.getbuffer())
 
 
-def _told(found: Detections, names: Mapping[int, str]) -> str:
+def _summary(found: Detections, names: Mapping[int, str]) -> str:
     labels = found.labels.tolist()
     counts = {names.get(label, str(label)): labels.count(label) for label in dict.fromkeys(labels)}
     return ", ".join(f"{count} × {name}" for name, count in counts.items()) or "nothing found"
+
+
+def _print(console: Console, text: str) -> None:
+    console.print(escape(text), highlight=False, soft_wrap=True)

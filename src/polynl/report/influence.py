@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polynl.explain import influence
-from polynl.explain.capture import passed
+from polynl.explain.capture import capture
 
 # More cells than this a side could not be told apart under a finger, and would make the page large.
 CELLS = 16
@@ -43,15 +43,15 @@ def cell_maps(model: nn.Module, images: Any, block: str) -> Tensor:
     A cell is a position of the block's map or, so that there are at most `CELLS` a side, some positions
     together: the map is that of their mean. The padding of detectors is cut off.
     """
-    seen, (frame,) = passed(model, images, block)
-    module, x = model.get_submodule(block), seen.x
-    rows, columns = (list(_runs(size)) for size in frame.cut(x[0, 0]).shape)
+    captured = capture(model, images, modules=[block])
+    module, x, (frame,) = model.get_submodule(block), captured.activations[block].input, captured.frames
+    rows, columns = (list(_runs(size)) for size in frame.crop(x[0, 0]).shape)
     maps = []
     for row in rows:
         for column in columns:
             place = torch.zeros_like(x[:, 0])
             place[:, row, column] = 1.0 / place[:, row, column].numel()
-            maps.append(coarser(frame.cut(influence(module, x, place)[0])))
+            maps.append(coarser(frame.crop(influence(module, x, place)[0])))
     return torch.stack(maps).unflatten(0, (len(rows), len(columns)))
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from polynl.errors import RunStoppedError, SettingsError
-from polynl.explain.explanation import Answer, Question, answer
-from polynl.explain.networks import Subject, subject_of
+from polynl.explain.explanation import Explanation, Query, explain_image
+from polynl.explain.networks import ExplainedNetwork, network_from_checkpoint
 from polynl.report.chart import number
 from polynl.report.images import SMALL, image_uri, overlay_uri, stretched
 from polynl.report.influence import cell_maps, packed
@@ -70,8 +70,8 @@ class _Looked:
     """A variant's network, and what it says of every image."""
 
     variant: Variant
-    subject: Subject
-    answers: Sequence[Answer]
+    network: ExplainedNetwork
+    explanations: Sequence[Explanation]
 
 
 def pictures_of(study: Study) -> Pictures:
@@ -81,15 +81,15 @@ def pictures_of(study: Study) -> Pictures:
     looked = []
     for variant in study.variants:
         try:
-            subject = _subject(variant)
-            samples = samples or _samples(subject, variant.recipe["data"].get("root"))
-            answers = [answer(subject, sample.image, Question()) for sample in samples]
-            looked.append(_Looked(variant, subject, answers))
+            network = _network(variant)
+            samples = samples or _samples(network, variant.recipe["data"].get("root"))
+            explanations = [explain_image(network, sample.image, Query()) for sample in samples]
+            looked.append(_Looked(variant, network, explanations))
         except (SettingsError, RunStoppedError, OSError) as error:
             pictures.missing.append(f"{variant.label}: {error}")
     if looked:
         pictures.grad_cam = _grad_cam(study.title, looked, samples)
-        with_block = [one for one in looked if one.subject.block is not None]
+        with_block = [one for one in looked if one.network.block is not None]
         # The page opens with the block that it is about.
         with_block.sort(key=lambda one: one.variant.row != "poly_nl")
         pictures.norms = [grid for one in with_block if (grid := _norms(one, samples)).rows]
@@ -97,18 +97,18 @@ def pictures_of(study: Study) -> Pictures:
     return pictures
 
 
-def _subject(variant: Variant) -> Subject:
+def _network(variant: Variant) -> ExplainedNetwork:
     folder, weights = variant.trainings[0].folder, variant.trainings[0].weights()
     if weights is None:
         raise SettingsError(f"there are no weights in {folder}.")
     # The images that it is scored on are cut out already, as it sees them.
     as_it_is: Any = nn.Identity()
-    return replace(subject_of(weights), view=as_it_is)
+    return replace(network_from_checkpoint(weights), view=as_it_is)
 
 
-def _samples(subject: Subject, root: str | None) -> list[_Sample]:
+def _samples(network: ExplainedNetwork, root: str | None) -> list[_Sample]:
     """Images spread over those that are scored on, which folders have sorted by class."""
-    task = subject.task
+    task = network.task
     assert task is not None, "the network of a run has one"
     try:
         task.check(training=False)
@@ -117,7 +117,7 @@ def _samples(subject: Subject, root: str | None) -> list[_Sample]:
         raise SettingsError(_without_images(str(error), root)) from None
     places = dict.fromkeys(round(k * (len(images) - 1) / (IMAGES - 1)) for k in range(IMAGES))
     entries = [(place, images[place]) for place in places]
-    found = [_sample(subject, place, *entry) for place, entry in entries if isinstance(entry, tuple)]
+    found = [_sample(network, place, *entry) for place, entry in entries if isinstance(entry, tuple)]
     if not found:
         raise SettingsError("there is no image that can be read.")
     return found
@@ -131,10 +131,10 @@ def _without_images(error: str, root: str | None) -> str:
     return f"{wrong.rstrip('.')}: run polynl report in the folder that it was trained in."
 
 
-def _sample(subject: Subject, place: int, image: Tensor, target: Any) -> _Sample:
-    if subject.detects:
+def _sample(network: ExplainedNetwork, place: int, image: Tensor, target: Any) -> _Sample:
+    if network.detects:
         return _Sample(image, f"image {place + 1:,}", f"image {place + 1:,}")
-    label = subject.labels[int(target)]
+    label = network.labels[int(target)]
     return _Sample(image, label, f"an image of {label}", label)
 
 
@@ -146,7 +146,7 @@ def _grad_cam(title: str, looked: Sequence[_Looked], samples: Sequence[_Sample])
     columns = [[_original(sample) for sample in samples]]
     for one in looked:
         column = []
-        for sample, said in zip(samples, one.answers, strict=True):
+        for sample, said in zip(samples, one.explanations, strict=True):
             alt = f"Grad-CAM of {one.variant.label} on {sample.named}: {said.said}"
             column.append(Picture(_cam_uri(said), _judged(said, sample), alt))
         columns.append(column)
@@ -154,24 +154,24 @@ def _grad_cam(title: str, looked: Sequence[_Looked], samples: Sequence[_Sample])
     return PictureGrid(title, headings, list(zip(*columns, strict=True)))
 
 
-def _cam_uri(said: Answer) -> str:
+def _cam_uri(said: Explanation) -> str:
     """Of a detector that finds nothing, the image alone."""
     if said.cam is None:
-        return image_uri(said.picture)
-    return overlay_uri(said.picture, stretched(said.cam.cpu(), low=0.0), said.box)
+        return image_uri(said.image)
+    return overlay_uri(said.image, stretched(said.cam.cpu(), low=0.0), said.box)
 
 
-def _judged(said: Answer, sample: _Sample) -> str:
+def _judged(said: Explanation, sample: _Sample) -> str:
     """What the network says; of a class, whether that is right."""
     if sample.label is None:
         return said.said
-    return f"{'✓' if said.said.rpartition(', ')[0] == sample.label else '✗'} {said.said}"
+    return f"{'✓' if said.label == sample.label else '✗'} {said.said}"
 
 
 def _norms(one: _Looked, samples: Sequence[_Sample]) -> PictureGrid:
     label = one.variant.label
     rows = []
-    for sample, said in zip(samples, one.answers, strict=True):
+    for sample, said in zip(samples, one.explanations, strict=True):
         row = [_original(sample)]
         if said.norms is None:
             continue
@@ -179,7 +179,7 @@ def _norms(one: _Looked, samples: Sequence[_Sample]) -> PictureGrid:
             values = values.cpu()
             ends = f"{number(float(values.min()))} to {number(float(values.max()))}"
             alt = f"norm of {name} in {label} at every position of {sample.named}: {ends}"
-            row.append(Picture(overlay_uri(said.picture, stretched(values), said.box), ends, alt))
+            row.append(Picture(overlay_uri(said.image, stretched(values), said.box), ends, alt))
         rows.append(row)
     return PictureGrid(label, ["image", "‖X‖, input", "‖Y‖, added", "‖Z‖, output"], rows)
 
@@ -192,7 +192,7 @@ def _influence(
     blocks = []
     for one in looked:
         try:
-            maps = [_map(one, sample, said) for sample, said in zip(chosen, one.answers, strict=False)]
+            maps = [_map(one, sample, said) for sample, said in zip(chosen, one.explanations, strict=False)]
         except ValueError as error:
             # The rest of the message tells what to take instead.
             without.append(f"{str(error).partition('. ')[0].rstrip('.')}.")
@@ -204,8 +204,8 @@ def _influence(
     return {"images": images, "blocks": blocks}
 
 
-def _map(one: _Looked, sample: _Sample, said: Answer) -> Mapping[str, Any]:
+def _map(one: _Looked, sample: _Sample, said: Explanation) -> Mapping[str, Any]:
     """The maps of an image, and the box of what the network has found in it."""
-    assert one.subject.block is not None
-    maps = cell_maps(one.subject.model, one.subject.inputs(sample.image), one.subject.block)
+    assert one.network.block is not None
+    maps = cell_maps(one.network.model, one.network.inputs(sample.image), one.network.block)
     return packed(maps.cpu()).to_json() | ({} if said.box is None else {"box": said.box, "found": said.said})

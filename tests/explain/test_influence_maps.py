@@ -1,4 +1,4 @@
-"""Influence maps of blocks in networks: where points and boxes of an image lie on them, and whose share."""
+"""Influence maps of blocks in networks: shares, and the cells of points and boxes of an image."""
 
 from typing import Any
 
@@ -7,11 +7,11 @@ import torch
 from literal_parts import assert_close, literal
 from tiny_networks import (
     PADDED,
+    activation_by_hand,
     classifier,
     faces,
     images,
     masks,
-    seen_by_hand,
     untouched,
     with_random_blocks,
 )
@@ -33,7 +33,7 @@ every_kind = pytest.mark.parametrize(("name", "options"), KINDS, ids=str)
 
 def shares_by_hand(model: nn.Module, given: Any, cells: list[list[tuple[int, int]]]) -> list[Tensor]:
     """Of every image those in the mean over its cells, from the parts of all pairs of positions."""
-    x, _ = seen_by_hand(model, given, BLOCK)
+    x, _ = activation_by_hand(model, given, BLOCK)
     parts, _ = literal(model.get_submodule(BLOCK), x)
     found = []
     for sample, wanted in zip(parts, cells, strict=True):
@@ -108,19 +108,19 @@ def test_an_image_has_a_map_and_a_list_has_a_list() -> None:
 
 def test_sub_sampled_keys_have_a_smaller_map() -> None:
     model = small("non_local", mode="embedded_gaussian", sub_sample="after")
-    x, _ = seen_by_hand(model, two(), BLOCK)
+    x, _ = activation_by_hand(model, two(), BLOCK)
     shares = influence_map(model, two(), (7, 5))
     assert shares.shape == (2, 1, 2)
     assert torch.equal(shares, influence(model.conv.polynl_before, x, (2, 3)))
 
 
-def test_the_block_is_the_first_unless_named() -> None:
+def test_the_default_block_is_the_first() -> None:
     model = polynl.insert(small("poly_nl"), "non_local", after="stem", channels=4, init="random")
-    x, _ = seen_by_hand(model, two(), BLOCK)
+    x, _ = activation_by_hand(model, two(), BLOCK)
     second = influence(model.conv.polynl_before, x, (2, 1))
     assert torch.equal(influence_map(model, two(), (3, 5), block="conv"), second)
     assert torch.equal(influence_map(model, two(), (3, 5), block=BLOCK), second)
-    x, _ = seen_by_hand(model, two(), "stem.polynl_after")
+    x, _ = activation_by_hand(model, two(), "stem.polynl_after")
     assert torch.equal(influence_map(model, two(), (3, 5)), influence(model.stem.polynl_after, x, (2, 1)))
 
 
@@ -147,7 +147,7 @@ def test_networks_in_half_precision_have_maps_in_fp32(dtype: torch.dtype) -> Non
 def test_maps_of_a_detector_are_without_the_padding() -> None:
     model, given = with_random_blocks(masks()).train(), images(*PADDED)
     name = "backbone.body.layer3.1.polynl_before"
-    x, _ = seen_by_hand(model, given, name)
+    x, _ = activation_by_hand(model, given, name)
     assert x.shape[-2:] == (4, 4)
     with untouched(model):
         one, other = influence_map(model, given, [(31, 63), (0, 0, 64, 40)])
@@ -165,7 +165,7 @@ def test_maps_of_a_detector_are_without_the_padding() -> None:
 def test_points_are_pixels_of_the_image_before_it_is_resized() -> None:
     model, given = with_random_blocks(faces()), images(*PADDED)
     name = "backbone.body.layer3.1.polynl_before"
-    x, _ = seen_by_hand(model, given, name)
+    x, _ = activation_by_hand(model, given, name)
     assert x.shape[-2:] == (8, 8)
     places = torch.zeros(2, 8, 8)
     places[0, 5, 2] = places[1, 3, 5] = 1
@@ -178,7 +178,7 @@ def test_points_are_pixels_of_the_image_before_it_is_resized() -> None:
 def test_clips_have_maps_over_time_of_a_spot_at_all_times() -> None:
     model = polynl.insert(get_model("r3d_18"), "poly_nl", before="layer3.1", channels=256, init="random")
     batch = torch.rand(1, 3, 8, 32, 48, generator=torch.Generator().manual_seed(1))
-    x, _ = seen_by_hand(model, batch, "layer3.1.polynl_before")
+    x, _ = activation_by_hand(model, batch, "layer3.1.polynl_before")
     places = torch.zeros(1, 2, 4, 6)
     places[0, :, 1, 2:4] = 1 / 4
     shares = influence_map(model, batch, (16, 8, 32, 16))
@@ -244,12 +244,14 @@ def test_spots_that_are_not_on_the_image_are_refused(spot: Any, said: str) -> No
 
 def test_blocks_without_influence_are_refused() -> None:
     model = small("tesa")
-    for look_at in (lambda: influence_map(model, two(), (0, 0)), lambda: influence_maps(model, two()[0])):
+    for call in (lambda: influence_map(model, two(), (0, 0)), lambda: influence_maps(model, two()[0])):
         with (
             untouched(model),
-            pytest.raises(ValueError, match=r"^TESA has no influence maps: what it adds is no"),
+            pytest.raises(
+                ValueError, match=r"^TESA has no influence maps: its output is not a sum over positions$"
+            ),
         ):
-            look_at()
+            call()
     plain = polynl.insert(
         classifier(), lambda channels: nn.Conv2d(channels, channels, 1), before="conv", channels=4
     )
