@@ -148,7 +148,9 @@ class AnnotatedConfig(Config):
     def check(self, *, training: bool) -> None:
         """Folders and files are there: those to score on and, for training, the others."""
         if not self.root.is_dir():
-            raise SettingsError(f"data.root: there is no folder {self.root}. Give yours: --data.root DIR")
+            raise SettingsError(
+                f"data.root: there is no folder {self.root}.", hint=" Give yours: --data.root DIR"
+            )
         splits = ("train", "val") if training else ("val",)
         for key in [*splits, *(f"{split}_annotations" for split in splits)]:
             path = self.root / getattr(self, key)
@@ -157,8 +159,8 @@ class AnnotatedConfig(Config):
                 there = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
                 raise SettingsError(
                     f"data.{key}: there is no {'file' if is_file else 'folder'} {path}."
-                    f"{near_matches(path.name, sorted(there))} "
-                    f"Give yours, relative to data.root: --data.{key.replace('_', '-')} NAME"
+                    f"{near_matches(path.name, sorted(there))}",
+                    hint=f" Give yours, relative to data.root: --data.{key.replace('_', '-')} NAME",
                 )
 
     def places(self, split: Split) -> tuple[Path, Path]:
@@ -226,7 +228,9 @@ def check_file(key: str, path: Path | None) -> None:
     """Raise a SettingsError where a file that a recipe names is not there."""
     if path is not None and not path.is_file():
         option = f"--{key.replace('_', '-')}"
-        raise SettingsError(f"{key}: there is no file {path}. Give yours: {option} FILE, or null for none")
+        raise SettingsError(
+            f"{key}: there is no file {path}.", hint=f" Give yours: {option} FILE, or null for none"
+        )
 
 
 def built(build: Callable[..., nn.Module], *args: Any, **kwargs: Any) -> nn.Module:

@@ -83,16 +83,18 @@ class ImageFolderConfig(Config):
     def check(self, *, training: bool) -> None:
         """The folder to score on is there and, for training, the other one with the same classes."""
         if not self.root.is_dir():
-            raise SettingsError(f"data.root: there is no folder {self.root}. Give yours: --data.root DIR")
+            raise SettingsError(
+                f"data.root: there is no folder {self.root}.", hint=" Give yours: --data.root DIR"
+            )
         classes = {}
         for split in (self.train, self.val) if training else (self.val,):
             folder = self.root / split
             if not folder.is_dir():
                 there = sorted(entry.name for entry in self.root.iterdir() if entry.is_dir())
                 raise SettingsError(
-                    f"data.root: {self.root} has no folder {split!r}.{near_matches(split, there)}\n"
-                    "Expected are <root>/train/<class>/ and <root>/val/<class>/; "
-                    "other names: --data.train and --data.val."
+                    f"data.root: {self.root} has no folder {split!r}.{near_matches(split, there)}",
+                    hint="\nExpected are <root>/train/<class>/ and <root>/val/<class>/; "
+                    "other names: --data.train and --data.val.",
                 )
             classes[split] = {entry.name for entry in folder.iterdir() if entry.is_dir()}
             if len(classes[split]) < 2:
