@@ -75,5 +75,5 @@ def test_runs_that_cannot_be_compared(tmp_path: Path) -> None:
     one = results({"conv": OLD})
     with pytest.raises(SettingsError, match=r"of layers and .* of nets"):
         compared(tmp_path, one, replace(one, kind="nets"))
-    with pytest.raises(SettingsError, match="no method at the same size"):
+    with pytest.raises(SettingsError, match="no method timed at the same size"):
         compared(tmp_path, one, results({"poly": OLD}))

@@ -187,7 +187,7 @@ def test_the_pointer_is_told_a_points_figures() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(-5.25, "−5.25"), (1e10, "1.0·10¹⁰"), (math.nan, "no number"), (250.4, "250"), (0.0, "0")],
+    [(-5.25, "−5.25"), (1e10, "1.0·10¹⁰"), (math.nan, "not a number"), (250.4, "250"), (0.0, "0")],
 )
 def test_numbers(value: float, text: str) -> None:
     assert number(value) == text

@@ -177,11 +177,11 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Images with a blue stripe at the left, wider than high, and a network trained on them."""
     root = tmp_path_factory.mktemp("photos")
     for split in ("train", "val"):
-        for number, name in enumerate(("<b>ant", "bee")):
+        for red, name in enumerate(("<b>ant", "bee")):
             folder = root / "data" / split / name
             folder.mkdir(parents=True)
             for shade in range(4):
-                picture = Image.new("RGB", (40, 24), (255 * number, 20 * shade, 0))
+                picture = Image.new("RGB", (40, 24), (255 * red, 20 * shade, 0))
                 picture.paste((0, 0, 255), (0, 0, 15, 24))
                 picture.save(folder / f"{shade}.png")
     data = f"{{source: image_folder, root: {root / 'data'}, size: 16, resize: 24}}"

@@ -80,5 +80,5 @@ def test_no_folder_at_all(
     monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, "report")
     assert (code, out) == (2, "")
-    assert "name the folders to report: the folder of `polynl reproduce`" in " ".join(err.split())
+    assert "specify the folders to report: the folder of `polynl reproduce`" in " ".join(err.split())
     assert not list(tmp_path.iterdir())
