@@ -61,7 +61,7 @@ def run_reproduce(settings: ReproduceSettings, console: Console, keys: Sequence[
     layers = measure_layers(settings)
     machine = environment("cuda" if torch.cuda.is_available() else "cpu")
     origin = Origin("polynl reproduce", shlex.join(["polynl", *sys.argv[1:]]), machine)
-    _write(settings, study, origin, console)
+    write_results(settings, study, origin, console)
     found = LoadedRuns([study], origins=[origin])
     found.add_benchmark(str(settings.out / LAYERS), layers)
     write_report(found, settings.out / REPORT, console)
@@ -116,7 +116,7 @@ def _network_costs(trainings: Sequence[Training]) -> dict[str, Costs]:
     return measure_costs(models, batch=recipe.total_batch(1), size=recipe.data.size)
 
 
-def _write(settings: ReproduceSettings, study: Study, origin: Origin, console: Console) -> None:
+def write_results(settings: ReproduceSettings, study: Study, origin: Origin, console: Console) -> None:
     """Print the table; save it, the study and the figures."""
     folder, paper = settings.out, study.task_class.paper
     table = accuracy_table(study, compact=True)

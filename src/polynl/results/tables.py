@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
@@ -60,12 +60,15 @@ class Table:
 
 def as_rich(table: Table) -> RichTable:
     """For the terminal."""
-    shown = RichTable(title=table.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    shown = RichTable(
+        title=table.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True
+    )
     lines = table.lines()
     for number, cells in enumerate(zip(*lines, strict=True)):
         # Short cells stay on one line, so that a narrow terminal wraps the labels instead.
         short = max(map(len, cells)) <= 10
-        shown.add_column(cells[0], justify="left" if number == 0 else "right", no_wrap=short)
+        align: Literal["left", "right"] = "left" if number == 0 else "right"
+        shown.add_column(cells[0], justify=align, no_wrap=short, overflow="fold")
     for line in lines[1:]:
         shown.add_row(*line)
     return shown
