@@ -30,6 +30,9 @@ class Shape:
         return self.side**2
 
 
+Matrices = Callable[[Shape], tuple[float, float]]
+
+
 @dataclass(frozen=True)
 class Case:
     """A layer under measurement.
@@ -43,7 +46,7 @@ class Case:
     label: str
     style: Style
     build: Callable[[int], nn.Module]
-    largest_matrices: Callable[[Shape], tuple[float, float]] | None = None
+    largest_matrices: Matrices | None = None
     package: str | None = None
 
     def predicted_peak(self, shape: Shape, training: bool, itemsize: int) -> int | None:
@@ -76,7 +79,7 @@ def _timm(channels: int) -> nn.Module:
     return NonLocalAttn(channels)
 
 
-def _pairs(forward: float, training: float) -> Callable[[Shape], tuple[float, float]]:
+def _pairs(forward: float, training: float) -> Matrices:
     """The number of N×N matrices at the peak."""
     return lambda shape: (forward * shape.positions**2, training * shape.positions**2)
 
@@ -97,7 +100,7 @@ class Form:
     name: str = ""
     style: Style | None = None
     """Default: the block's style."""
-    largest_matrices: Callable[[Shape], tuple[float, float]] | None = None
+    largest_matrices: Matrices | None = None
 
 
 FORMS = {
@@ -127,6 +130,12 @@ def _cases(block: str) -> Iterator[Case]:
         )
 
 
+def _peer(
+    package: str, suffix: str, label: str, style: Style, build: Callable[[int], nn.Module], matrices: Matrices
+) -> Case:
+    return Case(f"{package}{suffix}", f"{package}, {label}", style, build, matrices, package)
+
+
 CASES = [
     Case(REFERENCE, "1×1 convolution", Style(BLACK, "o"), _convolution(1)),
     Case("conv3x3", "3×3 convolution", Style(BLACK, "s", "--"), _convolution(3)),
@@ -134,23 +143,11 @@ CASES = [
     *(case for name, entry in BLOCKS.items() if entry.family != "local" for case in _cases(name)),
 ]
 PEERS = [
-    Case(
-        "mmcv_dot_product",
-        "mmcv, dot product",
-        Style(BLUE, "1", ":"),
-        _mmcv("dot_product"),
-        _pairs(1, 2),
-        "mmcv",
+    _peer(
+        "mmcv", "mmcv_dot_product", "dot product", Style(BLUE, "1", ":"), _mmcv("dot_product"), _pairs(1, 2)
     ),
-    Case(
-        "mmcv_softmax",
-        "mmcv, softmax",
-        Style(SKY, "2", ":"),
-        _mmcv("embedded_gaussian"),
-        _pairs(2, 3),
-        "mmcv",
-    ),
-    Case("timm", "timm, softmax", Style(GREEN, "3", ":"), _timm, _pairs(2, 3), "timm"),
+    _peer("mmcv", "_softmax", "softmax", Style(SKY, "2", ":"), _mmcv("embedded_gaussian"), _pairs(2, 3)),
+    _peer("timm", "", "softmax", Style(GREEN, "3", ":"), _timm, _pairs(2, 3)),
 ]
 BY_NAME = {case.name: case for case in (*CASES, *PEERS)}
 STYLES = {name: case.style for name, case in BY_NAME.items()}

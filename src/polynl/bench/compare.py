@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,10 +88,8 @@ def run_compare(
 
 def _timed_only_in(these: Results, those: Results) -> str:
     other = {(m.method, m.point) for m in those.measurements if m.seconds}
-    counts: dict[str, int] = {}
-    for m in these.measurements:
-        if m.seconds and (m.method, m.point) not in other:
-            counts[these.label(m.method)] = counts.get(these.label(m.method), 0) + 1
+    found = (m for m in these.measurements if m.seconds and (m.method, m.point) not in other)
+    counts = Counter(these.label(m.method) for m in found)
     return ", ".join(f"{label} at {plural(count, 'point')}" for label, count in counts.items())
 
 
@@ -115,15 +114,7 @@ def _details(results: Results, shown: Sequence[Change]) -> Table:
         point, memory = change.new.point, change.memory_ratio
         assert change.old.median is not None
         assert change.new.median is not None
-        rows.append(
-            [
-                results.label(change.new.method),
-                str(point),
-                duration(change.old.median),
-                duration(change.new.median),
-                f"{change.ratio:.2f}×",
-                change.verdict,
-                NOT_MEASURED if memory is None else f"{memory:.2f}×",
-            ]
-        )
+        times = [duration(change.old.median), duration(change.new.median), f"{change.ratio:.2f}×"]
+        held = NOT_MEASURED if memory is None else f"{memory:.2f}×"
+        rows.append([results.label(change.new.method), str(point), *times, change.verdict, held])
     return Table.flat("Point by point", ["method", "at", "first", "second", "ratio", "", "memory"], rows)

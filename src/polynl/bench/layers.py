@@ -40,9 +40,8 @@ def run_layers(settings: LayerSettings, console: Console) -> Results:
         return f"needs {byte_size(needed)}, limit {settings.memory_limit_gib:g} GiB"
 
     measure_points(results, path, layer_points(settings), build, refusal, settings, console)
-    written = write_tables(results, path, layer_tables(results), console)
-    written += save_layer_figures(results, settings.out)
-    console.print("Written: " + ", ".join(map(str, written)), soft_wrap=True)
+    figures = save_layer_figures(results, settings.out)
+    write_tables(results, path, layer_tables(results), console, figures)
     return results
 
 

@@ -100,8 +100,7 @@ def run_networks(settings: NetSettings, console: Console) -> Results:
     if settings.training:
         points.append(Point("training", settings.batch, settings.side))
     measure_points(results, path, points, build, lambda *_: None, settings, console)
-    written = write_tables(results, path, [network_table(results)], console)
-    console.print("Written: " + ", ".join(map(str, written)), soft_wrap=True)
+    write_tables(results, path, [network_table(results)], console)
     return results
 
 

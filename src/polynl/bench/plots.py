@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import matplotlib
@@ -55,17 +56,19 @@ def drawn(described: charts.Figure, title: str) -> Figure:
     notes, count = described.notes, len(described.charts)
     # In inches, from the bottom up: the notes, the legend, the panels with their labels and titles.
     legend_from = 0.1 + (0.25 * (len(notes) + 1) if notes else 0)
-    panels_from = legend_from + 0.32 * -(-len(described.legend) // LEGEND_COLUMNS) + 1.35
+    growth = any(series.exponent is not None for series in described.legend)
+    rows = -(-len(described.legend) // LEGEND_COLUMNS)
+    panels_from = legend_from + 0.32 * rows + (1.35 if growth else 0.8)
     height, width = panels_from + 4.6 + 0.85, 5 * max(count, 2)
     with matplotlib.rc_context(RC):
         figure = Figure(figsize=(width, height))
         panels = figure.subplots(1, max(count, 1), squeeze=False)[0]
-        for letter, ax, chart in zip("abc", panels, described.charts, strict=False):
+        for letter, ax, chart in zip(ascii_lowercase, panels, described.charts, strict=False):
             _draw_chart(ax, chart, f"({letter}) {chart.title}")
         figure.suptitle(title)
         edges = 0.82 / width, 1 - 0.22 / width
         figure.subplots_adjust(edges[0], panels_from / height, edges[1], 1 - 0.85 / height, wspace=0.22)
-        _draw_legend(figure, described.legend, bottom=legend_from / height)
+        _draw_legend(figure, described.legend, GROWTH if growth else None, legend_from / height)
         if notes:
             text = "\n".join(["× at the upper edge: not measured", *notes])
             figure.text(edges[0], 0.12 / height, text, fontsize=10, va="bottom", linespacing=1.5)
@@ -122,33 +125,15 @@ def _draw_missing(ax: Axes, missing: Sequence[tuple[float, Style]]) -> None:
     """A cross at the upper edge for every missing point, those of one size below each other."""
     for place, (x, style) in enumerate(missing):
         above = sum(other == x for other, _ in missing[:place])
-        ax.plot(
-            *(x, 0.98 - 0.03 * above),
-            "x",
-            color=style.colour,
-            transform=ax.get_xaxis_transform(),
-            markersize=8,
-        )
+        at = ax.get_xaxis_transform()
+        ax.plot(x, 0.98 - 0.03 * above, "x", color=style.colour, transform=at, markersize=8)
 
 
-def _draw_legend(figure: Figure, legend: Sequence[charts.Series], bottom: float) -> None:
-    handles: list[Any] = [
-        Line2D(
-            [],
-            [],
-            color=series.style.colour,
-            marker=series.style.marker,
-            linestyle=series.style.line,
-            markersize=8,
-            label=series.label + ("" if series.exponent is None else f"  $N^{{{series.exponent:.2f}}}$"),
-        )
-        for series in legend
-    ]
-    figure.legend(
-        title=GROWTH if any(series.exponent is not None for series in legend) else None,
-        handles=handles,
-        loc="lower center",
-        bbox_to_anchor=(0.5, bottom),
-        ncols=LEGEND_COLUMNS,
-        frameon=False,
-    )
+def _draw_legend(figure: Figure, legend: Sequence[charts.Series], title: str | None, bottom: float) -> None:
+    handles: list[Any] = []
+    for series in legend:
+        (colour, marker, line), k = series.style, series.exponent
+        label = series.label if k is None else f"{series.label}  $N^{{{k:.2f}}}$"
+        handles.append(Line2D([], [], color=colour, marker=marker, linestyle=line, markersize=8, label=label))
+    place: Any = {"loc": "lower center", "bbox_to_anchor": (0.5, bottom), "ncols": LEGEND_COLUMNS}
+    figure.legend(title=title, handles=handles, frameon=False, **place)

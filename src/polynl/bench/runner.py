@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,7 +68,9 @@ def measure_points(
     done = {measurement.point for measurement in results.measurements}
     left = [point for point in points if point not in done]
     results.save(path)
-    with _bar(console, len(points), len(points) - len(left)) as bar:
+    columns = (BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, auto_refresh=False, transient=True) as progress:
+        bar = _Bar(progress, len(points), len(points) - len(left))
         for point in left:
             bar.show(str(point))
             results.measurements += _at_point(results, point, build, refusal, settings, bar)
@@ -77,15 +78,17 @@ def measure_points(
             bar.advance()
 
 
-def write_tables(results: Results, path: Path, tables: Sequence[Table], console: Console) -> list[Path]:
-    """Print the tables and what was skipped, and write both as Markdown; returns the JSON's and its path."""
+def write_tables(
+    results: Results, path: Path, tables: Sequence[Table], console: Console, figures: Sequence[Path] = ()
+) -> None:
+    """Print the tables and what was skipped, write both as Markdown, and name all files."""
     for table in tables:
         console.print(as_rich(table))
     for line in results.skipped_lines():
         console.print(line, style="dim")
     page = path.with_suffix(".md")
     write_atomically(page, benchmark_page(results, tables))
-    return [path, page]
+    console.print("Written: " + ", ".join(map(str, (path, page, *figures))), soft_wrap=True)
 
 
 def _at_point(
@@ -178,10 +181,3 @@ class _Bar:
         if time.monotonic() - self._drawn > 0.1:
             self._progress.refresh()
             self._drawn = time.monotonic()
-
-
-@contextmanager
-def _bar(console: Console, points: int, done: int) -> Iterator[_Bar]:
-    columns = (BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, auto_refresh=False, transient=True) as progress:
-        yield _Bar(progress, points, done)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from polynl.report.images import colour_bar
 from polynl.report.load import LoadedRuns
 from polynl.report.pictures import Pictures
 from polynl.results.benchmark import STEPS, Axis, Results
-from polynl.results.charts import Figure, accuracy_and_cost, efficiency, training_curves
+from polynl.results.charts import accuracy_and_cost, efficiency, training_curves
 from polynl.results.formats import plural
 from polynl.results.study import Study
 from polynl.results.tables import (
@@ -45,21 +45,9 @@ SECTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class LayerSection:
-    """A benchmark of layers: charts of ratios, their tables, and the absolute values."""
-
-    name: str
-    about: str
-    figures: Sequence[Figure]
-    ratios: Sequence[Table]
-    absolutes: Sequence[Table]
-
-
 def render_page(runs: LoadedRuns, pictures: Sequence[Pictures], title: str, command: str) -> str:
     """The HTML."""
     content: dict[str, Any] = {
-        "studies": runs.studies,
         "papers": any(study.task_class.paper for study in runs.studies),
         "accuracy": [(study, accuracy_table(study)) for study in runs.studies],
         "curves": [training_curves(study) for study in runs.studies],
@@ -72,39 +60,31 @@ def render_page(runs: LoadedRuns, pictures: Sequence[Pictures], title: str, comm
         "commands": list(dict.fromkeys([*(origin.command for origin in runs.origins), command])),
         "recipes": list(_recipes(runs.studies)),
     }
-    sections = {name: heading for name, heading in SECTIONS.items() if _has(name, content)}
+    # A section that has no content may say why.
+    filled: dict[str, Any] = {
+        "accuracy": runs.studies,
+        "curves": runs.studies,
+        "efficiency": content["layers"] or content["costs"],
+        "networks": content["networks"],
+        "grad-cam": pictures,
+        "xyz": any(p.norms or p.missing for p in pictures),
+        "influence": any(p.influence or p.missing or p.without_influence for p in pictures),
+        "environment": True,
+    }
+    trim: Any = {"trim_blocks": True, "lstrip_blocks": True}
     environment = Environment(
-        loader=FileSystemLoader(HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, **trim
     )
     environment.globals.update(svg=svg, swatch=swatch)
     return environment.get_template(TEMPLATE).render(
         **content,
         title=title,
         today=date.today().isoformat(),
-        sections=sections,
+        sections={name: heading for name, heading in SECTIONS.items() if filled[name]},
         # They are ours, and contain no "</style>" or "</script>".
         style=Markup((HERE / STYLE).read_text(encoding="utf-8")),
         script=Markup((HERE / SCRIPT).read_text(encoding="utf-8")),
     )
-
-
-def _has(section: str, content: dict[str, Any]) -> bool:
-    """Whether a section has content, or says why it has none."""
-    pictures: Sequence[Pictures] = content["pictures"]
-    return {
-        "accuracy": bool(content["studies"]),
-        "curves": bool(content["studies"]),
-        "efficiency": bool(content["layers"]) or bool(content["costs"]),
-        "networks": bool(content["networks"]),
-        "grad-cam": bool(pictures),
-        "xyz": any(p.norms or p.missing for p in pictures),
-        "influence": any(p.influence or p.missing or p.without_influence for p in pictures),
-        "environment": True,
-    }[section]
 
 
 def _of_kind(benchmarks: Sequence[tuple[str, Results]], kind: str) -> list[tuple[str, Results]]:
@@ -113,7 +93,8 @@ def _of_kind(benchmarks: Sequence[tuple[str, Results]], kind: str) -> list[tuple
     return found if len(found) > 1 else [("", results) for _, results in found]
 
 
-def _layer_section(name: str, results: Results) -> LayerSection:
+def _layer_section(name: str, results: Results) -> dict[str, Any]:
+    """Charts of ratios, their tables, and the absolute values."""
     s = results.settings
     runs = plural(s["runs"], "run")
     about = f"One layer, batch {s['batch']}, {s['dtype']} on {s['device'].upper()}; medians of {runs}."
@@ -123,7 +104,7 @@ def _layer_section(name: str, results: Results) -> LayerSection:
         [table for axis in axes if (table := make(results, axis)).columns]
         for make in (ratio_table, absolute_table)
     )
-    return LayerSection(name, about, figures, ratios, absolutes)
+    return {"name": name, "about": about, "figures": figures, "ratios": ratios, "absolutes": absolutes}
 
 
 def _network_section(name: str, results: Results) -> tuple[Table, list[str]]:

@@ -28,9 +28,8 @@ from polynl.train.recipe_file import BUILT_IN, load_recipe
 from polynl.train.run_folder import RECIPE, RunFolder
 
 NOTE = (
-    "Scores: percent on held-out images after the last epoch. Gain: points above the plain network. "
-    "MACs: multiply-adds per image. Forward, step: time of a forward pass and of a training step, divided by "
-    "that without a block."
+    "Scores: percent on held-out images after the last epoch. MACs: multiply-adds per image. Forward, step: "
+    "time of a forward pass and of a training step, divided by that without a block."
 )
 
 

@@ -106,31 +106,33 @@ class _Part:
 def accuracy_table(study: Study, *, compact: bool = False) -> Table:
     """The scores of a study next to those of the paper, which also has faint rows for what was not run.
 
-    A compact table, for terminals, has the paper's scores in one column and no faint rows.
+    A compact table, for terminals, has no gains, the paper's scores in one column, and no faint rows.
     """
     task, labels = study.task_class, {v.label: v.row for v in study.variants}
     absent: dict[str, str] = {}
     if task.paper is not None and not compact:
         absent = {row_label(row): row for row in task.paper.rows if row not in labels.values()}
-    here, cost = _our_scores(study), _costs(study, compact=compact)
+    here, cost = _our_scores(study, compact=compact), _costs(study, compact=compact)
     paper = [_paper_scores(task, labels | absent, compact=compact)] if task.paper is not None else []
     parts = [here, cost, *paper] if compact else [here, *paper, cost]
     rows = [
         Row(label, [cell for part in parts for cell in part.row(label)], faint=label in absent)
         for label in (*labels, *absent)
     ]
-    title = f"{study.title}; gain: in {task.scores[task.best_by]}"
+    title = study.title if compact else f"{study.title}; gain: in {task.scores[task.best_by]}"
     return Table(title, [part.columns for part in parts], rows)
 
 
-def _our_scores(study: Study) -> _Part:
+def _our_scores(study: Study, *, compact: bool) -> _Part:
     best, scores, plain = study.task_class.best_by, study.scores(), study.plain()
     gains = _gains({v.label: v.last(best) for v in study.variants}, None if plain is None else plain.label)
     cells = {
         v.label: [*(mean_and_spread(v.last(score)) for score in scores), gains[v.label]]
         for v in study.variants
     }
-    return _Part(Columns("here", [*scores.values(), "gain"]), cells)
+    shown = slice(len(scores) if compact else None)
+    headings = [*scores.values(), "gain"]
+    return _Part(Columns("here", headings[shown]), {label: row[shown] for label, row in cells.items()})
 
 
 def _paper_scores(task: type[Task], labels: Mapping[str, str], *, compact: bool) -> _Part:
@@ -142,7 +144,7 @@ def _paper_scores(task: type[Task], labels: Mapping[str, str], *, compact: bool)
     for label, row in labels.items():
         texts = [f"{score:.{paper.digits}f}" for score in paper.rows.get(row, ())]
         if texts:
-            cells[label] = ["/".join(texts)] if compact else [*texts, gains[row]]
+            cells[label] = [" / ".join(texts)] if compact else [*texts, gains[row]]
     headings = ["paper"] if compact else [*(task.scores[score] for score in paper.scores), "gain"]
     return _Part(Columns(f"the paper: {paper.setting}", headings), cells)
 
@@ -290,9 +292,10 @@ def network_table(results: Results) -> Table:
         ]
         cells += [_network_cell(results, one, TIME), _throughput(results, many)]
         cells.append(_network_cell(results, many, MEMORY))
-        rows.append(
-            [known["label"], *cells, *([_network_cell(results, step, TIME)] if s["training"] else [])]
-        )
+        if s["training"]:
+            step = results.at(method, Point("training", s["batch"], s["side"]))
+            cells.append(_network_cell(results, step, TIME))
+        rows.append([known["label"], *cells])
     size = f"{s['side']}×{s['side']}, {s['dtype']}, median of {plural(s['runs'], 'run')}"
     title = f"{results.label(results.reference)} at {size}; in brackets, divided by the plain network"
     return Table.flat(title, headings, rows)
