@@ -71,9 +71,9 @@ class Figure:
 def training_curves(study: Study) -> Figure:
     """The headline scores and the loss against epochs: the mean over seeds, and their range."""
     computed, headline = study.scores(), study.task_class.headline
-    labels = {score: f"{computed[score]}, %" for score in headline if score in computed}
+    drawn = [(score, computed[score], f"{computed[score]}, %") for score in headline if score in computed]
     charts = []
-    for score, y_label in {**labels, "loss": "training loss"}.items():
+    for score, name, y_label in (*drawn, ("loss", "training loss", "training loss")):
         curves = []
         for variant, series in _series(study):
             found = variant.history(score)
@@ -81,8 +81,7 @@ def training_curves(study: Study) -> Figure:
             ends = [(min(values), max(values)) for _, values in found]
             curves += [Curve(series, points, ends)] if points else []
         if curves:
-            title = y_label[0].upper() + y_label[1:].removesuffix(", %")
-            charts.append(Chart(title, "epoch", y_label, curves))
+            charts.append(Chart(name[0].upper() + name[1:], "epoch", y_label, curves))
     return Figure(study.title, charts, [series for _, series in _series(study)])
 
 

@@ -221,7 +221,7 @@ def layer_tables(results: Results) -> list[Table]:
 
 
 def _layer_table(results: Results, quantity: _Quantity, axis: Axis, step: Step) -> Table:
-    symbol, points = axis[0].upper() if axis == "channels" else "N", results.sweep(axis, step)
+    symbol, points = "C" if axis == "channels" else "N", results.sweep(axis, step)
     headings = [f"{symbol} =", *(f"{point.size(axis):,}" for point in points)]
     headings += ["spread", f"{symbol}^k"] if quantity is TIME else []
     rows = []
