@@ -1,10 +1,10 @@
-"""Does Poly-NL cost what it promises? Every target with the measured ratio; exit code 1 where one is missed.
+"""Does Poly-NL cost what it promises? Every target with the measured ratio; exit code 1 if one is missed.
 
     python benchmarks/check_targets.py            # all of them, about 12 minutes on 2 idle cores
     python benchmarks/check_targets.py --only peers resnet
 
-A ratio is one of medians of interleaved runs: 20 of them, fewer where a round takes long (at least 5), more
-where it takes no time at all. The reference is nn.Conv2d(C, C, 1, bias=False) on the same fp32 map.
+A ratio is one of medians of interleaved runs: 20 of them, fewer if a round takes long (at least 5), more
+if it takes next to no time. The reference is nn.Conv2d(C, C, 1, bias=False) on the same fp32 map.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from torch import Tensor, nn
 
 from polynl import PolyNL
 from polynl.bench.cases import BY_NAME, REFERENCE, Shape, randomised
-from polynl.bench.measure import Step, Task, fitted_exponent, interleaved_seconds, task, timed
+from polynl.bench.measure import Task, interleaved_seconds, task, timed
 from polynl.bench.memory import peak_bytes
 from polynl.bench.networks import NETWORKS
 from polynl.environment import environment
 from polynl.files import write_atomically
 from polynl.functional.poly_nl import FORMS
-from polynl.results.tables import counted
+from polynl.results.benchmark import STEPS, Step, fitted_exponent
+from polynl.results.formats import plural
 
 Group = Literal["forward", "training", "direct", "auto", "memory", "exponent", "peers", "resnet"]
 GROUPS: dict[Group, str] = {
@@ -45,7 +46,6 @@ GROUPS: dict[Group, str] = {
     "resnet": "ResNet-50 with Poly-NL at res4 ÷ plain, inference",
 }
 ON_THE_GRID: set[Group] = {"forward", "training", "direct", "auto", "memory"}
-STEPS: tuple[Step, ...] = ("forward", "training")
 # Peers by the factor to which they narrow the channels.
 PEERS = {"mmcv_dot_product": 2, "mmcv_softmax": 2, "timm": 8, "efficient_nl": 2, "latent_gnn": 4}
 
@@ -57,15 +57,15 @@ class Options:
     only: tuple[Group, ...] = tuple(GROUPS)
     """The groups of targets to check."""
     quick: bool = False
-    """A few small points and runs: to try this program, not to judge by."""
+    """Measure a few small points with few runs, to try this program."""
     max_conv_seconds: float = 0.3
-    """Leave out points where the convolution's forward pass alone is expected to take longer."""
+    """Skip points where the convolution's forward pass alone is expected to take longer."""
     seconds_per_point: float = 12.0
-    """The time after which a point gets fewer than 20 runs."""
+    """Time after which a point gets fewer than 20 runs."""
     threads: int | None = None
-    """CPU threads; all unless given."""
+    """CPU threads (default: all)."""
     out: Path | None = None
-    """JSON with all ratios."""
+    """JSON file for all ratios."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Checker:
         check = Check(group, where, measured, required, least <= measured <= most, runs)
         self.checks.append(check)
         verdict = "[green]ok    [/]" if check.ok else "[bold red]MISSED[/]"
-        line = f"{verdict} {group:9} {where:48} {measured:6.2f}  {required}  ({counted(runs, 'run')})"
+        line = f"{verdict} {group:9} {where:48} {measured:6.2f}  {required}  ({plural(runs, 'run')})"
         self.console.print(line, highlight=False, soft_wrap=True)
 
     def medians(self, tasks: Mapping[str, Task]) -> tuple[dict[str, float], int]:

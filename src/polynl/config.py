@@ -104,7 +104,9 @@ def check_file(key: str, path: Path | None) -> None:
     """Raise a SettingsError if a file that a recipe names does not exist."""
     if path is not None and not path.is_file():
         option = f"--{key.replace('_', '-')}"
-        raise SettingsError(f"{key}: there is no file {path}. Give yours: {option} FILE, or null for none")
+        raise SettingsError(
+            f"{key}: there is no file {path}.", hint=f" Give yours: {option} FILE, or null for none"
+        )
 
 
 def check_arguments(

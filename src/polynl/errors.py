@@ -8,9 +8,13 @@ from pathlib import Path
 
 
 class SettingsError(ValueError):
-    """Options, a recipe or files that cannot be used."""
+    """Options, a recipe or files that cannot be used; `hint` says what to change on the command line."""
 
     exit_code = 2
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message + hint)
+        self.message, self.hint = message, hint
 
 
 class RunStoppedError(RuntimeError):

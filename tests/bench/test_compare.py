@@ -67,7 +67,7 @@ def test_what_is_printed(tmp_path: Path) -> None:
     assert "0.50×" in text
     assert "faster" in text
     assert "1 of 2 points lie within the spread" in text
-    assert "Timed in the first run only: Gone at 1 points" in text
+    assert "Timed in the first run only: Gone at 1 point" in text
     assert compared(tmp_path, old, new, everything=True).count("Conv") == 2 == text.count("Conv") + 1
 
 
@@ -75,5 +75,5 @@ def test_runs_that_cannot_be_compared(tmp_path: Path) -> None:
     one = results({"conv": OLD})
     with pytest.raises(SettingsError, match=r"of layers and .* of nets"):
         compared(tmp_path, one, replace(one, kind="nets"))
-    with pytest.raises(SettingsError, match="no method at the same size"):
+    with pytest.raises(SettingsError, match="no method timed at the same size"):
         compared(tmp_path, one, results({"poly": OLD}))

@@ -16,14 +16,14 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from polynl.bench import layers, runner
-from polynl.bench.cases import CASES, PEERS
+from polynl.bench.cases import CASES, PEERS, STYLES
 from polynl.bench.layers import layer_points, run_layers, selected_cases
-from polynl.bench.measure import Step, Task, task
-from polynl.bench.plots import STYLES, layer_figure
+from polynl.bench.measure import Task, task
+from polynl.bench.plots import layer_figure
 from polynl.bench.settings import LayerSettings
 from polynl.errors import SettingsError
-from polynl.results.benchmark import Results
-from polynl.results.tables import duration, exponent, skipped_lines, sweep
+from polynl.results.benchmark import Results, Step
+from polynl.results.formats import duration
 
 TINY = LayerSettings(
     blocks=("poly_nl", "non_local"), channels=(4, 8), at_side=4, sides=(4, 6, 8), at_channels=8, runs=3
@@ -58,7 +58,7 @@ def test_a_run_leaves_results_tables_and_figures(tmp_path: Path) -> None:
     assert list(results.methods) == ["conv1x1", "poly_nl", "non_local"]
     assert len(results.measurements) == 3 * len(layer_points(TINY))
     assert all(len(m.seconds) == 3 and m.peak_bytes and m.skipped is None for m in results.measurements)
-    assert [len(sweep(results, axis, "forward").points) for axis in ("channels", "positions")] == [2, 3]
+    assert [len(results.sweep(axis, "forward")) for axis in ("channels", "positions")] == [2, 3]
     page = (tmp_path / "layers.md").read_text()
     for text in (printed(console), page):
         assert text.count("Poly-NL") >= 6
@@ -104,8 +104,8 @@ def test_too_slow_a_method_is_skipped_from_there_on(tmp_path: Path, monkeypatch:
     results = run_layers(replace(TINY, blocks=("conv1x1",), out=tmp_path, channels=(8,)), quiet())
     assert len(tried) == 2, "once for each step, at the smallest map"
     assert {m.skipped for m in results.measurements} == {"one step takes 99.0 s at N = 16, limit 10 s"}
-    assert len(skipped_lines(results)) == 2
-    assert "from N = 16 on" in skipped_lines(results)[0]
+    assert len(results.skipped_lines()) == 2
+    assert "at N ≥ 16" in results.skipped_lines()[0]
 
 
 def test_out_of_memory_is_a_reason_and_other_errors_are_not(
@@ -171,7 +171,7 @@ def test_a_layer_of_another_dtype_layout_and_seed(tmp_path: Path, monkeypatch: p
 def test_exponents_come_from_the_positions(tmp_path: Path) -> None:
     results = run_layers(replace(TINY, out=tmp_path, blocks=("conv1x1",)), quiet())
     results.measurements = [replace(m, seconds=(float(m.point.side**3),) * 3) for m in results.measurements]
-    assert exponent(results, sweep(results, "positions", "forward"), "conv1x1") == pytest.approx(1.5)
+    assert results.exponent("conv1x1", "positions", "forward") == pytest.approx(1.5)
 
 
 def test_durations_have_three_digits() -> None:

@@ -279,7 +279,8 @@ def test_the_map_tells_and_colours_the_shares_that_were_computed(shown: Shown, r
     # Whole percents are shown from ten on, and a share is one of 127 steps.
     step = float(shares.abs().max()) / 127
     assert percent(first) == pytest.approx(float(shares.flatten()[place]), abs=0.51)
-    _, own, against = (part for part in shown.drawn().replace("Those", "share is").split("share is"))
+    _, _, shares_of = shown.drawn().partition("Its own share is ")
+    own, _, against = shares_of.partition("Negative shares: ")
     assert percent(own) == pytest.approx(float(shares[0, 3]), abs=0.51 + step)
     assert percent(against) == pytest.approx(float(shares.clamp(max=0).sum()), abs=0.51 + 16 * step)
     red, _, blue, _ = shown.run(PIXEL, 160 * column + 20, 160 * row + 20)

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from polynl.bench.plots import STYLES, Style
+from polynl.bench.cases import STYLES
+from polynl.blocks.registry import Style
 from polynl.report.chart import (
     BOTTOM,
     DIGIT,
@@ -18,19 +19,18 @@ from polynl.report.chart import (
     TOP,
     WIDTH,
     Axis,
-    Chart,
-    Curve,
-    number,
     svg,
     swatch,
 )
+from polynl.results.charts import Chart, Curve, Series
+from polynl.results.formats import number
 
 STYLE = STYLES["poly_nl"]
 DOT = Style("#0072B2", "o")
 
 
 def drawn(points: Sequence[tuple[float, float]], **options: object) -> ET.Element:
-    lines = [Curve("a line", DOT, points)]
+    lines = [Curve(Series("a line", DOT), points)]
     return ET.fromstring(svg(Chart("title", "x", "y", lines, **options)))  # type: ignore[arg-type]
 
 
@@ -129,7 +129,7 @@ def test_given_ticks_that_are_too_near_are_left_out() -> None:
 
 
 def test_a_band_spans_the_range_and_a_level_crosses() -> None:
-    curve = Curve("a line", DOT, [(1, 2.0), (2, 2.0)], ends=[(1.0, 3.0), (2.0, 2.0)])
+    curve = Curve(Series("a line", DOT), [(1, 2.0), (2, 2.0)], ends=[(1.0, 3.0), (2.0, 2.0)])
     picture = ET.fromstring(svg(Chart("t", "x", "y", [curve], level=2.0)))
     (band,) = (e for e in picture.iter("path") if e.get("class") == "band")
     axis = Axis.over([1.0, 3.0], BOTTOM, TOP, log=False)
@@ -140,7 +140,7 @@ def test_a_band_spans_the_range_and_a_level_crosses() -> None:
 
 
 def test_seeds_of_a_point_are_a_line() -> None:
-    curve = Curve("a line", DOT, [(1.0, 2.0)], ends=[(1.0, 3.0)], joined=False)
+    curve = Curve(Series("a line", DOT), [(1.0, 2.0)], ends=[(1.0, 3.0)], joined=False)
     picture = ET.fromstring(svg(Chart("t", "x", "y", [curve])))
     axis = Axis.over([1.0, 3.0], BOTTOM, TOP, log=False)
     strokes = [e.get("d") or "" for e in picture.iter("path") if "stroke:#0072B2" in (e.get("style") or "")]
@@ -163,7 +163,7 @@ def test_missing_points_are_crosses_above_the_axes_beside_each_other() -> None:
 
 @pytest.mark.parametrize("name", STYLES)
 def test_every_style_is_drawn(name: str) -> None:
-    picture = ET.fromstring(swatch(STYLES[name], emphasis=True))
+    picture = ET.fromstring(swatch(Series(name, STYLES[name], emphasis=True)))
     shapes = [e for e in picture.iter() if e.tag in ("path", "circle")]
     assert len(shapes) == 2, "a line and a marker"
     colour = "currentColor" if STYLES[name].colour == "#000000" else STYLES[name].colour
@@ -171,7 +171,7 @@ def test_every_style_is_drawn(name: str) -> None:
 
 
 def test_text_is_no_markup() -> None:
-    picture = svg(Chart("<b>&", "<i>", "</text>", [Curve('"<script>', DOT, [(1, 1.0)])]))
+    picture = svg(Chart("<b>&", "<i>", "</text>", [Curve(Series('"<script>', DOT), [(1, 1.0)])]))
     assert "<script>" not in picture
     root = ET.fromstring(picture)
     assert (root.get("viewBox"), root.find("title").text) == (
@@ -187,7 +187,7 @@ def test_the_pointer_is_told_a_points_figures() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(-5.25, "−5.25"), (1e10, "1.0·10¹⁰"), (math.nan, "no number"), (250.4, "250"), (0.0, "0")],
+    [(-5.25, "−5.25"), (1e10, "1.0·10¹⁰"), (math.nan, "not a number"), (250.4, "250"), (0.0, "0")],
 )
 def test_numbers(value: float, text: str) -> None:
     assert number(value) == text

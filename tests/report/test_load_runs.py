@@ -9,43 +9,49 @@ import pytest
 from finished_runs import layers, networks, outcome, reproduced, row, written
 
 from polynl.errors import SettingsError
-from polynl.results.load import gathered
+from polynl.report.load import load_runs
+from polynl.report.pictures import weights_file
 
 ROWS = [row(1, top1=10.0, top5=60.0), row(2, top1=20.0, top5=70.0)]
 
 
 def test_a_training(tmp_path: Path) -> None:
     folder = written(tmp_path / "a", ROWS, "--seed", "3")
-    found = gathered([folder])
+    found = load_runs([folder])
     (study,) = found.studies
     assert (study.title, study.task, study.note) == ("Small ResNet on scenes, 2 epochs", "classification", "")
     (variant,) = study.variants
-    assert (variant.row, variant.block, variant.label, variant.costs) == ("poly_nl", "poly_nl", "Poly-NL", {})
+    assert (variant.row, variant.block, variant.label, variant.costs) == (
+        "poly_nl",
+        "poly_nl",
+        "Poly-NL",
+        None,
+    )
     assert variant.seconds == 60.0
     (training,) = variant.trainings
     assert (training.folder, training.seed) == (folder, 3)
-    assert variant.along_epochs("top1") == [(1, [10.0]), (2, [20.0])]
+    assert variant.history("top1") == [(1, [10.0]), (2, [20.0])]
     assert (variant.last("top5"), variant.last("box_ap")) == ([70.0], [])
     (origin,) = found.origins
     assert (origin.what, origin.command) == (str(folder), "polynl train tiny --out a")
     assert "command" not in origin.environment
-    assert not found.benches
+    assert not found.benchmarks
 
 
 def test_the_best_weights_come_first(tmp_path: Path) -> None:
     folder = written(tmp_path / "a", ROWS)
-    training = gathered([folder]).studies[0].variants[0].trainings[0]
-    assert training.weights() is None
+    training = load_runs([folder]).studies[0].variants[0].trainings[0]
+    assert weights_file(training) is None
     for name in ("last.safetensors", "best.safetensors"):
         (folder / name).write_bytes(b"")
-        assert training.weights() == folder / name
+        assert weights_file(training) == folder / name
 
 
 def test_a_score_is_that_of_the_last_epoch_that_was_scored(tmp_path: Path) -> None:
     folder = written(tmp_path / "a", [*ROWS, row(3)])
-    variant = gathered([folder]).studies[0].variants[0]
+    variant = load_runs([folder]).studies[0].variants[0]
     assert variant.last("top1") == [20.0]
-    assert variant.along_epochs("loss") == [(1, [2.0]), (2, [1.0]), (3, [0.0])]
+    assert variant.history("loss") == [(1, [2.0]), (2, [1.0]), (3, [0.0])]
 
 
 def test_seeds_are_one_variant_however_fast_they_were(tmp_path: Path) -> None:
@@ -60,18 +66,18 @@ def test_seeds_are_one_variant_however_fast_they_were(tmp_path: Path) -> None:
         )
         for seed in (0, 1)
     ]
-    (study,) = gathered(folders).studies
+    (study,) = load_runs(folders).studies
     (variant,) = study.variants
     assert [training.seed for training in variant.trainings] == [0, 1]
     assert variant.last("top1") == [0.0, 1.0]
-    assert variant.along_epochs("top1") == [(1, [0.0, 1.0])]
+    assert variant.history("top1") == [(1, [0.0, 1.0])]
 
 
 def test_other_recipes_are_other_variants_named_by_their_folders(tmp_path: Path) -> None:
     one = written(tmp_path / "one", ROWS)
     two = written(tmp_path / "two", ROWS, "--optimizer.lr", "0.5", "--epochs", "7")
     plain = written(tmp_path / "plain", ROWS, "--model.block", "none")
-    (study,) = gathered([one, two, plain]).studies
+    (study,) = load_runs([one, two, plain]).studies
     assert study.title == "Small ResNet on scenes, 2 or 7 epochs"
     assert [variant.label for variant in study.variants] == ["no block", f"Poly-NL, {one}", f"Poly-NL, {two}"]
 
@@ -79,7 +85,7 @@ def test_other_recipes_are_other_variants_named_by_their_folders(tmp_path: Path)
 def test_the_papers_order(tmp_path: Path) -> None:
     blocks = ("poly_nl", "polynomial", "tesa", "none", "non_local")
     folders = [written(tmp_path / block, ROWS, "--model.block", block) for block in blocks]
-    (study,) = gathered(folders).studies
+    (study,) = load_runs(folders).studies
     rows = [variant.row for variant in study.variants]
     assert rows == ["none", "non_local", "tesa", "poly_nl", "polynomial"]
 
@@ -94,7 +100,7 @@ def test_what_cannot_be_compared_is_another_study(tmp_path: Path) -> None:
         written(tmp_path / "photos", ROWS, *data),
         written(tmp_path / "large", ROWS, "--model", "{arch: resnet18, block: none}"),
     ]
-    assert [study.title for study in gathered(folders).studies] == [
+    assert [study.title for study in load_runs(folders).studies] == [
         "Small ResNet on scenes, 2 epochs",
         "Small ResNet on birds, 2 epochs",
         "ResNet-18 on scenes, 2 epochs",
@@ -133,7 +139,7 @@ def test_another_network_or_other_images_are_another_study(
         written(tmp_path / name, ROWS, f"--{part}", json.dumps(given), task=task)
         for name, given in (("a", content), ("b", content | change))
     ]
-    first, second = gathered(folders).studies
+    first, second = load_runs(folders).studies
     assert [len(study.variants) for study in (first, second)] == [1, 1]
     assert first.title != second.title
 
@@ -144,7 +150,7 @@ def test_the_order_of_options_is_no_difference(tmp_path: Path) -> None:
         written(tmp_path / f"{place}", ROWS, "--model.arch-options", given, "--seed", f"{place}")
         for place, given in enumerate(options)
     ]
-    (study,) = gathered(folders).studies
+    (study,) = load_runs(folders).studies
     (variant,) = study.variants
     assert [training.seed for training in variant.trainings] == [0, 1]
 
@@ -154,7 +160,7 @@ def test_studies_of_one_title_are_told_apart_by_their_folders(tmp_path: Path) ->
     large = written(tmp_path / "large", ROWS, "--data.size", "24")
     longer = written(tmp_path / "longer", ROWS, "--epochs", "3", "--data.size", "24", "--data.seed", "1")
     results = reproduced(tmp_path / "results", [outcome("none", ROWS), outcome("tesa", ROWS)])
-    assert [study.title for study in gathered([*small, large, longer, results]).studies] == [
+    assert [study.title for study in load_runs([*small, large, longer, results]).studies] == [
         f"Small ResNet on scenes, 2 epochs: {results}",
         f"Small ResNet on scenes, 2 epochs: {small[0]}, {small[1]}, {small[2]} and 2 more",
         f"Small ResNet on scenes, 2 epochs: {large}",
@@ -166,23 +172,25 @@ def test_a_reproduction(tmp_path: Path) -> None:
     outcomes = [outcome("none", ROWS, ROWS), outcome("tesa", ROWS, ROWS, forward_seconds=3.0)]
     folder = reproduced(tmp_path / "results", outcomes, quick=True)
     layers().save(folder / "layers" / "layers.json")
-    found = gathered([folder])
+    found = load_runs([folder])
     (study,) = found.studies
     assert "--quick" in study.note
     assert [variant.row for variant in study.variants] == ["none", "tesa"]
-    assert study.variants[1].costs["forward_seconds"] == 3.0
+    assert study.variants[1].costs.forward_seconds == 3.0
     folders = [training.folder.name for training in study.variants[1].trainings]
     assert folders == ["tesa-seed0", "tesa-seed1"]
-    assert [(name, results.kind) for name, results in found.benches] == [(str(folder / "layers"), "layers")]
+    assert [(name, results.kind) for name, results in found.benchmarks] == [
+        (str(folder / "layers"), "layers")
+    ]
     assert [origin.what for origin in found.origins] == ["polynl reproduce", "polynl bench layers"]
-    assert not gathered([reproduced(tmp_path / "long", outcomes)]).studies[0].note
+    assert not load_runs([reproduced(tmp_path / "long", outcomes)]).studies[0].note
 
 
 def test_benchmarks(tmp_path: Path) -> None:
     layers().save(tmp_path / "layers.json")
     networks().save(tmp_path / "nets.json")
-    found = gathered([tmp_path])
-    assert [(name, results.kind) for name, results in found.benches] == [
+    found = load_runs([tmp_path])
+    assert [(name, results.kind) for name, results in found.benchmarks] == [
         (str(tmp_path), "layers"),
         (str(tmp_path), "nets"),
     ]
@@ -191,7 +199,7 @@ def test_benchmarks(tmp_path: Path) -> None:
 
 def test_a_folder_given_twice_counts_once(tmp_path: Path) -> None:
     folder = written(tmp_path / "a", ROWS)
-    (study,) = gathered([folder, tmp_path / "a" / ".." / "a"]).studies
+    (study,) = load_runs([folder, tmp_path / "a" / ".." / "a"]).studies
     assert len(study.variants[0].trainings) == 1
 
 
@@ -208,11 +216,11 @@ def test_folders_without_results(tmp_path: Path) -> None:
     for name, message in (
         ("nowhere", "there is no such folder"),
         ("file", "this is a file"),
-        ("empty", "no results of polynl are in it"),
-        ("begun", "a training that has not finished an epoch yet, with no metrics.json"),
+        ("empty", "it contains no results of polynl"),
+        ("begun", "a training that has not finished an epoch yet, without metrics.json"),
     ):
         with pytest.raises(SettingsError) as caught:
-            gathered([tmp_path / name])
+            load_runs([tmp_path / name])
         said = str(caught.value)
         assert said.startswith(f"{tmp_path / name}: {message}; expected the folder of `polynl reproduce`")
         assert "\n" not in said
@@ -226,14 +234,26 @@ def test_folders_without_results(tmp_path: Path) -> None:
         ("metrics.json", '[{"loss": 1}]', "KeyError('epoch')"),
         ("metrics.json", "[1]", "TypeError"),
         ("metrics.json", "{}", "expected a list, got dict"),
-        ("metrics.json", '[{"epoch": NaN, "seconds": 1}]', "has no rows of figures"),
-        ("metrics.json", '[{"epoch": Infinity, "seconds": 1}]', "has no rows of figures"),
-        ("metrics.json", '[{"epoch": "x", "seconds": 1}]', "has no rows of figures"),
+        (
+            "metrics.json",
+            '[{"epoch": NaN, "seconds": 1}]',
+            "does not have the rows that `polynl train` writes",
+        ),
+        (
+            "metrics.json",
+            '[{"epoch": Infinity, "seconds": 1}]',
+            "does not have the rows that `polynl train` writes",
+        ),
+        (
+            "metrics.json",
+            '[{"epoch": "x", "seconds": 1}]',
+            "does not have the rows that `polynl train` writes",
+        ),
         ("recipe.yaml", "a: [", "cannot be read: line 1"),
         ("recipe.yaml", "task: chess", "task must be one of"),
         ("environment.json", "{", "is not valid JSON, or is truncated"),
-        ("environment.json", "[]", "has no environment as `polynl train` writes it"),
-        ("environment.json", "3", "has no environment as `polynl train` writes it"),
+        ("environment.json", "[]", "does not have the environment that `polynl train` writes"),
+        ("environment.json", "3", "does not have the environment that `polynl train` writes"),
         ("environment.json", '{"variables": 3}', "variables=3: expected an object"),
         ("environment.json", '{"command": [1]}', "command=[1]: expected a string"),
         ("results.json", "{", "is not valid JSON, or is truncated"),
@@ -250,7 +270,7 @@ def test_folders_without_results(tmp_path: Path) -> None:
 def test_damaged_files(name: str, text: str, message: str, tmp_path: Path) -> None:
     folder = damaged(written(tmp_path / "a", ROWS), name, text)
     with pytest.raises(SettingsError) as caught:
-        gathered([folder])
+        load_runs([folder])
     assert str(folder / name) in str(caught.value)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -263,7 +283,7 @@ def test_results_of_another_version(missing: str, tmp_path: Path) -> None:
     del content["outcomes"][0][missing]
     damaged(folder, "results.json", json.dumps(content))
     with pytest.raises(SettingsError) as caught:
-        gathered([folder])
+        load_runs([folder])
     said = str(caught.value)
     assert f"is not of this version of polynl: KeyError('{missing}')" in said
     assert "`polynl reproduce --resume`" in said
@@ -275,7 +295,7 @@ def test_results_of_another_version(missing: str, tmp_path: Path) -> None:
     [
         (["environment"], None, "environment=None: expected an object"),
         (["command"], [1], "command=[1]: expected a string"),
-        (["recipe", "task"], "foo", "task='foo': expected one of classification, "),
+        (["recipe", "task"], "foo", "task must be one of classification, "),
         (["recipe", "model", "arch"], "", "IndexError"),
         (["outcomes"], {}, "there are no outcomes"),
         (["outcomes", 0, "epochs"], {}, "a training of none has no epoch"),
@@ -296,7 +316,7 @@ def test_damaged_results(keys: list[str | int], value: object, message: str, tmp
     inner[keys[-1]] = value
     damaged(folder, "results.json", json.dumps(content))
     with pytest.raises(SettingsError) as caught:
-        gathered([folder])
+        load_runs([folder])
     said = str(caught.value)
     assert said.startswith(f"{folder / 'results.json'} is not of this version of polynl: ")
     assert message in said
@@ -308,5 +328,5 @@ def test_a_benchmark_of_no_machine(tmp_path: Path) -> None:
     results.environment = {"variables": 3}
     results.save(tmp_path / "layers.json")
     with pytest.raises(SettingsError, match=r"is not the JSON of a benchmark: .*variables=3") as caught:
-        gathered([tmp_path])
+        load_runs([tmp_path])
     assert str(tmp_path / "layers.json") in str(caught.value)

@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 from finished_runs import MACHINE, layers, networks, outcome, reproduced, row, written
 
-from polynl.report.figures import against_cost, curves, efficiency
-from polynl.report.page import SECTIONS, page
+from polynl.bench.cases import STYLES
+from polynl.report.chart import svg, swatch
+from polynl.report.load import LoadedRuns, load_runs
+from polynl.report.page import SECTIONS, render_page
 from polynl.report.pictures import Picture, PictureGrid, Pictures
 from polynl.results.benchmark import Results
-from polynl.results.load import Gathered, Origin, Study, gathered
+from polynl.results.charts import accuracy_and_cost, efficiency, training_curves
+from polynl.results.study import Origin, Study
 
 EVIL = """</script><script>alert("1")</script><img src=x onerror='x'>&amp;"""
 VOID = {"meta", "link", "img", "br", "hr", "input"}
@@ -62,14 +65,16 @@ class Page(HTMLParser):
 
 
 def paged(
-    found: Gathered, *pictures: Pictures, title: str = "title", command: str = "polynl report x"
+    found: LoadedRuns, *pictures: Pictures, title: str = "title", command: str = "polynl report x"
 ) -> Page:
-    return Page(page(found, pictures, title, command))
+    return Page(render_page(found, pictures, title, command))
 
 
-def bench(*results: Results) -> Gathered:
-    origins = [Origin(f"polynl bench {one.kind}", one.command, MACHINE) for one in results]
-    return Gathered(benches=[(f"folder{place}", one) for place, one in enumerate(results)], origins=origins)
+def bench(*results: Results) -> LoadedRuns:
+    runs = LoadedRuns()
+    for place, one in enumerate(results):
+        runs.add_benchmark(f"folder{place}", one)
+    return runs
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +137,7 @@ def test_both_kinds_of_networks_are_explained(whole: Page) -> None:
 
 
 def test_only_what_there_is_has_a_section(tmp_path: Path) -> None:
-    found = gathered([written(tmp_path / "a", [row(1, top1=1.0)])])
+    found = load_runs([written(tmp_path / "a", [row(1, top1=1.0)])])
     assert list(paged(found).words) == ["accuracy", "curves", "environment"]
     assert list(paged(bench(networks())).words) == ["networks", "environment"]
     only_layers = paged(bench(layers()))
@@ -146,7 +151,7 @@ def test_only_what_there_is_has_a_section(tmp_path: Path) -> None:
 
 
 def test_what_could_not_be_made_is_said(tmp_path: Path) -> None:
-    found = gathered([written(tmp_path / "a", [row(1, top1=1.0)])])
+    found = load_runs([written(tmp_path / "a", [row(1, top1=1.0)])])
     told = paged(found, Pictures("t", missing=["Poly-NL: the weights are gone."]))
     for section in ("grad-cam", "xyz", "influence"):
         assert "No pictures of Poly-NL: the weights are gone." in told.said(section)
@@ -155,10 +160,10 @@ def test_what_could_not_be_made_is_said(tmp_path: Path) -> None:
 def test_scores_are_of_the_epochs_that_were_scored(tmp_path: Path) -> None:
     """With `evaluate_every` 2, in the fifth epoch of a training that goes on."""
     rows = [row(epoch) | ({} if epoch % 2 else {"top1": 10.0 * epoch}) for epoch in range(1, 6)]
-    found = gathered([written(tmp_path / "a", rows, "--evaluate-every", "2", "--epochs", "9")])
+    found = load_runs([written(tmp_path / "a", rows, "--evaluate-every", "2", "--epochs", "9")])
     told = paged(found)
-    assert "Scores after the epochs that were scored, and the loss of every epoch" in told.said("curves")
-    assert "after the last epoch that was scored" in told.said("accuracy")
+    assert "Scores of the evaluated epochs, and the training loss of every epoch" in told.said("curves")
+    assert "after the last evaluated epoch" in told.said("accuracy")
     assert "Poly-NL 40.0" in told.said("accuracy")
 
 
@@ -172,21 +177,21 @@ def test_two_benchmarks_are_told_apart() -> None:
 
 def test_a_benchmark_that_has_just_begun() -> None:
     told = paged(bench(layers(until=0)))
-    assert "Nothing is measured yet." in told.said("efficiency")
+    assert "No measurements yet." in told.said("efficiency")
     half = paged(bench(layers(until=3))).said("efficiency")
     assert "Forward + backward" not in half
     assert "Ratios to the convolution" in half
 
 
 def test_costs_without_a_benchmark(tmp_path: Path) -> None:
-    found = gathered([reproduced(tmp_path / "a", [outcome("none", [row(1, top1=1.0)])])])
+    found = load_runs([reproduced(tmp_path / "a", [outcome("none", [row(1, top1=1.0)])])])
     said = paged(found).said("efficiency")
-    assert "No layers were measured in these runs" in said
+    assert "These runs have no benchmark of layers" in said
     assert "In the trained network: Small ResNet on scenes" in said
 
 
 def test_commands_are_listed_once() -> None:
-    found = Gathered(origins=[Origin("a", "polynl one", MACHINE), Origin("b", "polynl one", MACHINE)])
+    found = LoadedRuns(origins=[Origin("a", "polynl one", MACHINE), Origin("b", "polynl one", MACHINE)])
     assert paged(found, command="polynl report a").said("environment").count("polynl one") == 1
     again = paged(found, command="polynl one").said("environment")
     assert again.count("polynl one") == 1
@@ -194,14 +199,16 @@ def test_commands_are_listed_once() -> None:
 
 def test_words_of_runs_stay_words(tmp_path: Path) -> None:
     """Folders, labels, commands, titles, notes: in markup, in attributes and in the JSON."""
-    found = gathered([written(tmp_path / "a", [row(1, top1=1.0)])])
+    found = load_runs([written(tmp_path / "a", [row(1, top1=1.0)])])
     study = found.studies[0]
     variant = study.variants[0]
-    evil = type(variant)(EVIL, EVIL, {**variant.recipe, "note": EVIL}, variant.trainings)
+    training = variant.trainings[0]
+    training = replace(training, recipe={**training.recipe, "note": EVIL})
+    evil = replace(variant, row=EVIL, label=EVIL, trainings=[training])
     results = layers(skipped=EVIL)
     results.methods = {**results.methods, "poly_nl": {"label": EVIL}}
-    content = Gathered(
-        [Study(EVIL, study.task, [evil, evil], EVIL)],
+    content = LoadedRuns(
+        [Study(EVIL, study.task, [evil, evil])],
         [(EVIL, results), (EVIL, results)],
         [Origin(EVIL, EVIL, {"cpu": EVIL, "variables": {EVIL: EVIL}})],
     )
@@ -228,79 +235,79 @@ def test_words_of_runs_stay_words(tmp_path: Path) -> None:
 
 
 def study_of(tmp_path: Path, *outcomes: dict[str, object]) -> Study:
-    return gathered([reproduced(tmp_path / "results", outcomes)]).studies[0]
+    return load_runs([reproduced(tmp_path / "results", outcomes)]).studies[0]
 
 
 def test_curves_are_of_scores_and_loss(tmp_path: Path) -> None:
     rows = [row(1, top1=10.0, top5=50.0), row(2, top1=20.0, top5=60.0)]
-    figure = curves(study_of(tmp_path, outcome("none", rows), outcome("poly_nl", rows, rows)))
-    assert [title for title, _ in figure.charts] == ["Top-1", "Top-5", "Loss in training"]
-    assert [label for _, label in figure.legend] == ["no block", "Poly-NL"]
-    assert "Poly-NL: 20 at 2" in figure.charts[0][1]
-    assert "no block: 1 at 2" in figure.charts[2][1]
+    figure = training_curves(study_of(tmp_path, outcome("none", rows), outcome("poly_nl", rows, rows)))
+    assert [chart.title for chart in figure.charts] == ["Top-1", "Top-5", "Training loss"]
+    assert [series.label for series in figure.legend] == ["no block", "Poly-NL"]
+    assert "Poly-NL: 20 at 2" in svg(figure.charts[0])
+    assert "no block: 1 at 2" in svg(figure.charts[2])
 
 
 def test_curves_of_a_detector_are_its_main_scores(tmp_path: Path) -> None:
     figures = {f"{kind}_{name}": 1.0 for kind in ("box", "mask") for name in ("ap", "ap50", "ap75")}
     run = written(tmp_path / "a", [row(1, **figures)], task="instance_segmentation")
-    assert [title for title, _ in curves(gathered([run]).studies[0]).charts] == [
+    assert [chart.title for chart in training_curves(load_runs([run]).studies[0]).charts] == [
         "Box AP",
         "Mask AP",
-        "Loss in training",
+        "Training loss",
     ]
 
 
 def test_curves_without_a_single_number(tmp_path: Path) -> None:
     run = written(tmp_path / "a", [row(1) | {"loss": float("nan")}])
-    assert not curves(gathered([run]).studies[0]).charts
+    assert not training_curves(load_runs([run]).studies[0]).charts
 
 
 def test_variants_of_one_block_are_drawn_differently(tmp_path: Path) -> None:
     runs = [
         written(tmp_path / f"{lr}", [row(1, top1=1.0)], "--optimizer.lr", f"{lr}") for lr in (0.1, 0.2, 0.3)
     ]
-    swatches = [swatch for swatch, _ in curves(gathered(runs).studies[0]).legend]
+    swatches = [swatch(series) for series in training_curves(load_runs(runs).studies[0]).legend]
     assert len(set(swatches)) == 3
-    assert all("#D55E00" in swatch for swatch in swatches)
+    assert all("#D55E00" in drawn for drawn in swatches)
 
 
-def test_accuracy_against_cost(tmp_path: Path) -> None:
+def test_accuracy_accuracy_and_cost(tmp_path: Path) -> None:
     rows = [row(1, top1=10.0)]
     study = study_of(tmp_path, outcome("none", rows), outcome("poly_nl", rows, forward_seconds=1.25))
-    figure = against_cost(study)
+    figure = accuracy_and_cost(study)
     assert figure is not None
-    assert [title for title, _ in figure.charts] == [
+    assert [chart.title for chart in figure.charts] == [
         "Top-1 against the forward pass",
         "Top-1 against the training step",
     ]
-    assert "Poly-NL: 10 at 1.25" in figure.charts[0][1]
-    assert "Poly-NL: 10 at 1<" in figure.charts[1][1]
+    assert "Poly-NL: 10 at 1.25" in svg(figure.charts[0])
+    assert "Poly-NL: 10 at 1<" in svg(figure.charts[1])
 
 
 def test_no_accuracy_against_cost_without_scores_or_the_plain_network(tmp_path: Path) -> None:
-    assert against_cost(study_of(tmp_path, outcome("poly_nl", [row(1, top1=1.0)]))) is None
-    assert against_cost(study_of(tmp_path, outcome("none", [row(1)]))) is None
+    assert accuracy_and_cost(study_of(tmp_path, outcome("poly_nl", [row(1, top1=1.0)]))) is None
+    assert accuracy_and_cost(study_of(tmp_path, outcome("none", [row(1)]))) is None
     unscored = study_of(tmp_path, outcome("none", [row(1, top1=1.0)]), outcome("tesa", [row(1)]))
-    figure = against_cost(unscored)
+    figure = accuracy_and_cost(unscored)
     assert figure is not None
-    assert "TESA:" not in figure.charts[0][1]
+    assert "TESA:" not in svg(figure.charts[0])
 
 
 def test_efficiency_charts_have_the_ratios() -> None:
-    figure = efficiency(layers(skipped="too slow"), "training")
+    figure = efficiency(layers(skipped="too slow"), "training", STYLES)
     assert figure is not None
     assert figure.title == "Forward + backward"
-    assert [title for title, _ in figure.charts] == [
-        "Time against positions, 16 channels",
+    assert [chart.title for chart in figure.charts] == [
         "Time against channels, 4×4 positions",
+        "Time against positions, 16 channels",
         "Memory against positions, 16 channels",
     ]
-    time, _, memory = (chart for _, chart in figure.charts)
+    _, time, memory = map(svg, figure.charts)
     assert [f"Poly-NL: 2 at {size}<" in time for size in (4, 16, 64)] == [True] * 3
     assert "Poly-NL: 3 at 64<" in memory
     assert [f"TESA: 250 at {size}<" in time for size in (4, 16, 64)] == [True, True, False]
     assert list(figure.notes) == ["TESA, forward + backward, 16 channels: not measured at N = 64: too slow"]
-    assert efficiency(layers(until=3), "training") is None
+    assert efficiency(layers(until=3), "training", STYLES) is None
 
 
 def test_a_layer_without_memory_has_no_place_on_a_logarithmic_axis() -> None:
@@ -308,8 +315,8 @@ def test_a_layer_without_memory_has_no_place_on_a_logarithmic_axis() -> None:
     results.measurements = [
         replace(m, peak_bytes=0) if m.method == "poly_nl" else m for m in results.measurements
     ]
-    figure = efficiency(results, "forward")
+    figure = efficiency(results, "forward", STYLES)
     assert figure is not None
-    time, _, memory = (chart for _, chart in figure.charts)
+    _, time, memory = map(svg, figure.charts)
     assert "Poly-NL:" in time
     assert "Poly-NL:" not in memory

@@ -14,16 +14,16 @@ from test_report_images import pixels
 
 from polynl.explain import feature_norms
 from polynl.explain.networks import network_from_checkpoint
-from polynl.report import chart
 from polynl.report.images import SMALL
-from polynl.report.pictures import LARGE_IMAGES, Pictures, explain_image, pictures_of
-from polynl.results.load import gathered
+from polynl.report.load import load_runs
+from polynl.report.pictures import LARGE_IMAGES, Pictures, explain_image, study_pictures
+from polynl.results.formats import number
 from polynl.train.recipe_file import load_recipe, to_yaml
 
 
 def made(*folders: Path) -> Pictures:
-    (study,) = gathered(folders).studies
-    return pictures_of(study)
+    (study,) = load_runs(folders).studies
+    return study_pictures(study)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_below_a_norm_are_its_lowest_and_highest_value(classified: Pictures, rep
     scene, _ = load_recipe(reproduction / "poly_nl-seed0" / "recipe.yaml").build_task().val_set()[0]
     norms = feature_norms(subject.model, subject.inputs(scene))
     captions = [picture.caption for picture in classified.norms[0].rows[0][1:]]
-    assert captions == [f"{chart.number(float(v.min()))} to {chart.number(float(v.max()))}" for v in norms]
+    assert captions == [f"{number(float(v.min()))} to {number(float(v.max()))}" for v in norms]
     assert len(set(captions)) == 3
 
 
@@ -180,11 +180,11 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Images with a blue stripe at the left, wider than high, and a network trained on them."""
     root = tmp_path_factory.mktemp("photos")
     for split in ("train", "val"):
-        for number, name in enumerate(("<b>ant", "bee")):
+        for red, name in enumerate(("<b>ant", "bee")):
             folder = root / "data" / split / name
             folder.mkdir(parents=True)
             for shade in range(4):
-                picture = Image.new("RGB", (40, 24), (255 * number, 20 * shade, 0))
+                picture = Image.new("RGB", (40, 24), (255 * red, 20 * shade, 0))
                 picture.paste((0, 0, 255), (0, 0, 15, 24))
                 picture.save(folder / f"{shade}.png")
     data = f"{{source: image_folder, root: {root / 'data'}, size: 16, resize: 24}}"
@@ -220,7 +220,7 @@ def test_images_that_are_gone_or_unreadable(photos: tuple[Path, Path], tmp_path:
     assert "Poly-NL: " in stopped.missing[0]
     assert "0.png" in stopped.missing[0]
     (run / "recipe.yaml").write_text(text.replace("on_bad_image: stop", "on_bad_image: skip"))
-    assert made(run).missing == ["Poly-NL: there is no image that can be read."]
+    assert made(run).missing == ["Poly-NL: none of the images can be read."]
     for file in data.rglob("val/*/*.png"):
         file.unlink()
     (none,) = made(run).missing
@@ -242,8 +242,7 @@ def test_a_folder_named_from_where_it_was_trained(
     (run / "recipe.yaml").write_text(to_yaml(recipe))
     monkeypatch.chdir(tmp_path)
     assert made(run).missing == [
-        "Poly-NL: data.root: there is no folder below: "
-        "run polynl report in the folder that it was trained in."
+        "Poly-NL: data.root: there is no folder below: run polynl report in the folder where it was trained."
     ]
     (tmp_path / "below").mkdir()
     (missing,) = made(run).missing

@@ -37,7 +37,7 @@ def test_the_title_names_folders_where_there_is_not_one_study(
     for number in range(5):
         layers().save(tmp_path / f"b{number}" / "layers.json")
     monkeypatch.chdir(tmp_path)
-    for count, title in ((4, "b0, b1, b2, b3"), (5, "b0, b1, b2 and 2 more")):
+    for count, title in ((3, "b0, b1, b2"), (5, "b0, b1, b2 and 2 more")):
         assert run(capsys, "report", *(f"b{number}" for number in range(count)))[0] == 0
         assert f"<h1>{title}</h1>" in (tmp_path / "report.html").read_text()
 
@@ -65,7 +65,7 @@ def test_what_cannot_be_reported(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for words, message in (
         ([tmp_path / "bench", "--out", tmp_path], f"--out: {tmp_path} is a folder; expected a file."),
         ([tmp_path / "nowhere"], f"{tmp_path / 'nowhere'}: there is no such folder"),
-        ([tmp_path / "bench", tmp_path], f"{tmp_path}: no results of polynl are in it"),
+        ([tmp_path / "bench", tmp_path], f"{tmp_path}: it contains no results of polynl"),
     ):
         code, out, err = run(capsys, "report", *words)
         assert (code, out) == (2, "")
@@ -80,5 +80,5 @@ def test_no_folder_at_all(
     monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, "report")
     assert (code, out) == (2, "")
-    assert "name the folders to report: the folder of `polynl reproduce`" in " ".join(err.split())
+    assert "specify the folders to report: the folder of `polynl reproduce`" in " ".join(err.split())
     assert not list(tmp_path.iterdir())

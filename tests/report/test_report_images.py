@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -18,7 +19,7 @@ from polynl.explain import influence_map, influence_maps
 from polynl.explain.networks import network_from_checkpoint
 from polynl.models.resnet import SmallResNet
 from polynl.report.images import LARGEST, SIDE, SMALL, colour_bar, image_uri, overlay_uri, stretched
-from polynl.report.influence import CELLS, STEPS, PackedMaps, cell_maps, coarser, packed
+from polynl.report.influence import CELLS, STEPS, cell_maps, coarser, packed
 
 
 def pixels(uri: str) -> np.ndarray:
@@ -101,34 +102,29 @@ def test_maps_are_stretched() -> None:
     assert stretched(torch.tensor([[0.0, torch.nan, 2.0]])).tolist() == [[0.0, 0.0, 1.0]]
 
 
-def unpacked(maps: PackedMaps) -> Tensor:
-    steps = torch.frombuffer(bytearray(base64.b64decode(maps.shares)), dtype=torch.int8)
-    scales = torch.tensor(maps.scales).view(*maps.grid, 1, 1)
-    return steps.view(*maps.grid, *maps.sources) / STEPS * scales
+def unpacked(maps: dict[str, Any]) -> Tensor:
+    steps = torch.frombuffer(bytearray(base64.b64decode(maps["shares"])), dtype=torch.int8)
+    scales = torch.tensor(maps["scales"]).view(*maps["grid"], 1, 1)
+    return steps.view(*maps["grid"], *maps["sources"]) / STEPS * scales
 
 
 def test_packed_shares_are_the_maps_within_half_a_step() -> None:
     maps = torch.randn(3, 4, 5, 6, generator=torch.Generator().manual_seed(0))
     found = packed(maps)
-    assert (found.grid, found.sources) == ((3, 4), (5, 6))
+    assert (found["grid"], found["sources"]) == ((3, 4), (5, 6))
     largest = maps.abs().amax((2, 3))
-    assert torch.tensor(found.scales) == pytest.approx(largest.flatten().numpy(), rel=1e-3)
+    assert torch.tensor(found["scales"]) == pytest.approx(largest.flatten().numpy(), rel=1e-3)
     assert (
         (unpacked(found) - maps).abs() <= 0.51 / STEPS * largest[..., None, None] + 1e-3 * maps.abs()
     ).all()
-    assert found.to_json() == {
-        "grid": (3, 4),
-        "sources": (5, 6),
-        "scales": found.scales,
-        "shares": found.shares,
-    }
+    assert list(found) == ["grid", "sources", "scales", "shares"], "as the page reads it"
 
 
 def test_a_map_of_nothing_is_packed_as_nothing() -> None:
     maps = torch.zeros(1, 2, 2, 2)
     maps[0, 1] = torch.nan
     found = packed(maps)
-    assert found.scales == [0.0, 0.0]
+    assert found["scales"] == [0.0, 0.0]
     assert not unpacked(found).any()
 
 

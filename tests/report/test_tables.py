@@ -7,22 +7,23 @@ from pathlib import Path
 import pytest
 from finished_runs import layers, networks, outcome, reproduced, row, written
 
-from polynl.bench.networks import network_table
-from polynl.report.tables import (
-    Sheet,
-    absolute_sheet,
-    accuracy_sheet,
-    environment_sheet,
-    plain_sheet,
-    ratio_sheet,
-)
+from polynl.report.load import load_runs
 from polynl.results.benchmark import Point
-from polynl.results.load import Origin, Study, gathered
+from polynl.results.study import Origin, Study
+from polynl.results.tables import (
+    Table,
+    absolute_table,
+    accuracy_table,
+    as_markdown,
+    environment_table,
+    network_table,
+    ratio_table,
+)
 
 
-def cells(sheet: Sheet) -> dict[str, list[str]]:
-    assert all(len(line.cells) == sum(len(group.headings) for group in sheet.columns) for line in sheet.rows)
-    return {line.label: list(line.cells) for line in sheet.rows}
+def cells(table: Table) -> dict[str, list[str]]:
+    assert all(len(line.cells) == sum(len(group.headings) for group in table.columns) for line in table.rows)
+    return {line.label: list(line.cells) for line in table.rows}
 
 
 @pytest.fixture
@@ -39,18 +40,18 @@ def study(tmp_path: Path) -> Study:
             training_seconds=2.2,
         ),
     ]
-    (found,) = gathered([reproduced(tmp_path / "results", outcomes)]).studies
+    (found,) = load_runs([reproduced(tmp_path / "results", outcomes)]).studies
     return found
 
 
 def test_scores_stand_beside_the_papers(study: Study) -> None:
-    sheet = accuracy_sheet(study)
-    assert [(group.heading, list(group.headings)) for group in sheet.columns] == [
+    table = accuracy_table(study)
+    assert [(group.heading, list(group.headings)) for group in table.columns] == [
         ("here", ["Top-1", "Top-5", "gain"]),
         ("the paper: ResNet-50 on ImageNet", ["Top-1", "Top-5", "gain"]),
         ("cost", ["parameters", "multiply-adds", "forward", "training step"]),
     ]
-    here = cells(sheet)
+    here = cells(table)
     assert here["no block"] == [
         *("51.0 ± 1.4", "90.0 ± 0.0", ""),
         *("75.62", "92.68", ""),
@@ -63,23 +64,32 @@ def test_scores_stand_beside_the_papers(study: Study) -> None:
     ]
 
 
+def test_a_compact_table_has_the_papers_scores_in_one_column(study: Study) -> None:
+    headings, *rows = accuracy_table(study, compact=True).lines()
+    assert headings == ["", "Top-1", "Top-5", "params", "MACs", "forward", "step", "paper"]
+    assert rows == [
+        ["no block", "51.0 ± 1.4", "90.0 ± 0.0", "1.0 k", "2.00 M", "1.00×", "1.00×", "75.62 / 92.68"],
+        ["Poly-NL", "55.0 ± 1.4", "91.0 ± 0.0", "1.5 k", "2.50 M", "1.50×", "1.10×", "76.30 / 93.06"],
+    ]
+
+
 def test_what_was_not_run_is_faint_and_has_the_papers_figures(study: Study) -> None:
-    sheet = accuracy_sheet(study)
-    assert {line.label for line in sheet.rows if line.faint} == {
+    table = accuracy_table(study)
+    assert {line.label for line in table.rows if line.faint} == {
         "Non-local",
         "TESA",
         "Latent-GNN",
         "Efficient-NL",
     }
-    assert cells(sheet)["Latent-GNN"] == ["–", "–", "–", "75.28", "92.33", "−0.3", "–", "–", "–", "–"]
+    assert cells(table)["Latent-GNN"] == ["–", "–", "–", "75.28", "92.33", "−0.3", "–", "–", "–", "–"]
 
 
 def test_a_row_that_the_paper_has_not(tmp_path: Path) -> None:
     run = written(tmp_path / "a", [row(1, top1=1.0)], "--model.block", "polynomial")
-    (study,) = gathered([run]).studies
-    here = cells(accuracy_sheet(study))
+    (study,) = load_runs([run]).studies
+    here = cells(accuracy_table(study))
     # The tasks of tiny runs have no Top-5 here, and there is nothing to gain on.
-    assert here["polynomial"] == ["1.0", "–", "–", "–", "–", "30.0 s"]
+    assert here["Polynomial"] == ["1.0", "–", "–", "–", "–", "30.0 s"]
     assert here["no block"][-4:] == ["75.62", "92.68", "", "–"]
 
 
@@ -91,11 +101,11 @@ def test_a_placement_has_its_own_row(tmp_path: Path) -> None:
             ("plain", 1.0, ("--model.block", "none")),
         )
     ]
-    (study,) = gathered(runs).studies
-    sheet = accuracy_sheet(study)
-    assert sheet.caption.endswith("gain: in mask AP")
-    assert [line.label for line in sheet.rows[:2]] == ["no block", "Poly-NL at res5"]
-    assert cells(sheet)["Poly-NL at res5"][:9] == [
+    (study,) = load_runs(runs).studies
+    table = accuracy_table(study)
+    assert table.title.endswith("gain: in mask AP")
+    assert [line.label for line in table.rows[:2]] == ["no block", "Poly-NL at res5"]
+    assert cells(table)["Poly-NL at res5"][:9] == [
         *("3.0", "+2.0"),
         *("38.7", "60.6", "41.9", "35.2", "57.2", "37.3", "+0.6"),
     ]
@@ -104,35 +114,35 @@ def test_a_placement_has_its_own_row(tmp_path: Path) -> None:
 def test_what_is_no_number_is_not_measured(tmp_path: Path) -> None:
     nan = float("nan")
     run = written(tmp_path / "a", [row(1, top1=nan, top5=70.0) | {"loss": nan}, row(2, top1=nan)])
-    (study,) = gathered([run]).studies
-    assert cells(accuracy_sheet(study))["Poly-NL"][0] == "70.0"
+    (study,) = load_runs([run]).studies
+    assert cells(accuracy_table(study))["Poly-NL"][0] == "70.0"
     assert list(study.scores()) == ["top5"]
 
 
 def test_ratios_are_those_of_the_results() -> None:
     results = layers()
-    sheet = ratio_sheet(results, "positions")
+    table = ratio_table(results, "positions")
     headings = ["4", "16", "64"]
-    assert [(group.heading, list(group.headings)) for group in sheet.columns] == [
+    assert [(group.heading, list(group.headings)) for group in table.columns] == [
         ("time, forward", headings),
         ("time, forward + backward", headings),
         ("peak memory, forward", headings),
         ("peak memory, forward + backward", headings),
     ]
-    assert sheet.corner == "positions N"
-    assert sheet.caption == "Against positions, 16 channels: divided by the 1×1 convolution"
-    here = cells(sheet)
+    assert table.corner == "positions N"
+    assert table.title == "Against positions, 16 channels: divided by the 1×1 convolution"
+    here = cells(table)
     assert here["1×1 convolution"] == ["1.00"] * 12
     assert here["Poly-NL"] == ["2.00"] * 6 + ["3.00"] * 6
     assert here["TESA"] == ["250"] * 6 + ["4.00"] * 6
-    over_channels = ratio_sheet(results, "channels")
+    over_channels = ratio_table(results, "channels")
     assert over_channels.corner == "channels C"
     assert [list(group.headings) for group in over_channels.columns] == [["8", "16"]] * 2
     assert cells(over_channels)["Poly-NL"] == ["2.00"] * 4
 
 
 def test_medians_and_peaks() -> None:
-    here = cells(absolute_sheet(layers(), "positions"))
+    here = cells(absolute_table(layers(), "positions"))
     assert here["Poly-NL"] == [
         *["8.00 ms", "32.0 ms", "128 ms"] * 2,
         *["12.0 KiB", "48.0 KiB", "192.0 KiB"] * 2,
@@ -140,15 +150,15 @@ def test_medians_and_peaks() -> None:
 
 
 def test_skipped_points_are_not_measured() -> None:
-    assert cells(ratio_sheet(layers(skipped="too slow"), "positions"))["TESA"] == [
+    assert cells(ratio_table(layers(skipped="too slow"), "positions"))["TESA"] == [
         *["250", "250", "–"] * 2,
         *["4.00", "4.00", "–"] * 2,
     ]
 
 
 def test_an_interrupted_benchmark_has_the_columns_that_it_came_to() -> None:
-    sheet = ratio_sheet(layers(until=3), "positions")
-    assert [(group.heading, list(group.headings)) for group in sheet.columns] == [
+    table = ratio_table(layers(until=3), "positions")
+    assert [(group.heading, list(group.headings)) for group in table.columns] == [
         ("time, forward", ["4", "16"]),
         ("peak memory, forward", ["4", "16"]),
     ]
@@ -156,14 +166,14 @@ def test_an_interrupted_benchmark_has_the_columns_that_it_came_to() -> None:
     results.measurements = [
         m for m in results.measurements if (m.method, m.point) != ("poly_nl", Point("forward", 1, 2, 16))
     ]
-    assert cells(ratio_sheet(results, "positions"))["Poly-NL"] == ["–", "2.00", "–", "3.00"]
-    assert not ratio_sheet(layers(until=0), "positions").columns
+    assert cells(ratio_table(results, "positions"))["Poly-NL"] == ["–", "2.00", "–", "3.00"]
+    assert not ratio_table(layers(until=0), "positions").columns
 
 
 def test_whole_networks() -> None:
-    sheet = plain_sheet("", network_table(networks()))
-    assert cells(sheet)["Poly-NL at res4"][:3] == ["1.50 M (1.50)", "2.00 G (2.00)", "30.0 ms (3.00)"]
-    assert plain_sheet("here", network_table(networks())).caption == f"here: {sheet.caption}"
+    table = network_table(networks())
+    assert cells(table)["Poly-NL at res4"][:3] == ["1.50 M (1.50)", "2.00 G (2.00)", "30.0 ms (3.00)"]
+    assert as_markdown(table).startswith("| network | parameters | multiply-adds |")
 
 
 def test_a_column_for_each_machine() -> None:
@@ -173,10 +183,10 @@ def test_a_column_for_each_machine() -> None:
         Origin("two", "b", {**common, "seed": 1, "threads": 2}),
         Origin("three", "c", {**common, "cpu": "another", "gpu": "a GPU"}),
     ]
-    sheet = environment_sheet(origins)
-    assert [list(group.headings) for group in sheet.columns] == [["one, two", "three"]]
-    assert sheet.text
-    assert cells(sheet) == {
+    table = environment_table(origins)
+    assert [list(group.headings) for group in table.columns] == [["one, two", "three"]]
+    assert table.text
+    assert cells(table) == {
         "cpu": ["a processor", "another"],
         "cpu capability": ["AVX2", "AVX2"],
         "OMP_NUM_THREADS": ["1", "1"],

@@ -15,14 +15,13 @@ import pytest
 from PIL import Image
 
 from polynl import cli
-from polynl.reproduce import layers
-from polynl.reproduce.costs import Cost
-from polynl.reproduce.layers import METHODS, layer_settings, measured_layers
-from polynl.reproduce.results import Outcome, accuracy_table
-from polynl.reproduce.run import planned
-from polynl.reproduce.settings import BLOCKS, ReproduceSettings
+from polynl.report.load import load_runs
+from polynl.reproduce import timing
+from polynl.reproduce.run import plan_trainings
+from polynl.reproduce.settings import CHOICES, ReproduceSettings
+from polynl.reproduce.timing import METHODS, layer_settings, measure_layers
 from polynl.results.benchmark import Results
-from polynl.results.paper import PAPER
+from polynl.tasks.registry import task_class
 
 TINY = [
     *(
@@ -54,7 +53,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, s
 @pytest.fixture(autouse=True)
 def small_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"runs": 1, "channels": (4, 8), "at_side": 4, "sides": (4, 6), "at_channels": 4}
-    monkeypatch.setattr(layers, "SIZES", sizes)
+    monkeypatch.setattr(timing, "SIZES", sizes)
 
 
 def test_everything_is_trained_once_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,6 +79,8 @@ def test_everything_is_trained_once_and_written(tmp_path: Path, capsys: pytest.C
     page = (out / "report.html").read_text()
     assert f"{plain['top1'][0]:.1f}" in page
     assert "The report is in" in shown
+    (study,) = load_runs([out]).studies
+    assert [variant.last("top1") for variant in study.variants] == [plain["top1"], poly_nl["top1"]]
     timed = json.loads((out / "layers" / "layers.json").read_text())["measurements"]
 
     code, _, err = run(capsys, *TINY, "--blocks", "poly_nl", "--out", out)
@@ -146,7 +147,7 @@ def test_sigterm_stops_the_trainings_too(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 143
-    assert "--resume goes on" in err
+    assert "continue with --resume" in err
     written = checkpoint.stat().st_mtime_ns
     # Whoever trains holds the folder's lock: nobody does.
     with open(tmp_path / "none-seed0" / ".lock") as lock:
@@ -183,48 +184,29 @@ def test_what_cannot_be_run_is_said_before_anything_is_done(
 
 def test_one_training_for_every_block_and_seed() -> None:
     settings = ReproduceSettings(seeds=(0, 3), blocks=("tesa",))
-    trainings = planned(settings, ["--epochs", "7"], threads=1)
-    assert [(t.block, t.seed) for t in trainings] == [("none", 0), ("tesa", 0), ("none", 3), ("tesa", 3)]
-    assert {t.recipe.epochs for t in trainings} == {7}
-    assert [t.recipe.seed for t in trainings] == [0, 0, 3, 3]
+    trainings = plan_trainings(settings, ["--epochs", "7"], threads=1)
+    assert [(t.row, t.seed) for t in trainings] == [("none", 0), ("tesa", 0), ("none", 3), ("tesa", 3)]
+    assert {t.recipe["epochs"] for t in trainings} == {7}
+    assert [t.recipe["seed"] for t in trainings] == [0, 0, 3, 3]
     assert len({t.folder for t in trainings}) == 4
 
 
-def test_table() -> None:
-    def outcome(block: str, *top1: float, cost: Cost) -> Outcome:
-        rows = [{"top1": 0.0, "seconds": 30.0}]
-        return Outcome(
-            block,
-            {seed: [*rows, {"top1": v, "seconds": 30.0}] for seed, v in enumerate(top1)},
-            cost,
-        )
-
-    table = accuracy_table(
-        "title",
-        [
-            outcome("none", 50.0, 52.0, cost=Cost(1000, 2_000_000, 1.0, 2.0)),
-            outcome("poly_nl", 70.0, 70.0, cost=Cost(1500, 2_500_000, 1.5, 2.2)),
-        ],
-    )
-    assert table.headings[:2] == ["", "Top-1"]
-    assert table.rows[0][:3] == ["no block", "51.0 ± 1.4", "1.0 k"]
-    assert table.rows[1] == ["Poly-NL", "70.0 ± 0.0", "1.5 k", "2.50 M", "1.50", "1.10", "76.30/93.06"]
-
-
 def test_the_blocks_are_those_that_the_paper_trains_on_imagenet() -> None:
-    assert BLOCKS == ("none", "non_local", "tesa", "latent_gnn", "efficient_nl", "poly_nl")
-    assert set(PAPER["classification"].rows) == set(BLOCKS)
+    assert CHOICES == ("none", "non_local", "tesa", "latent_gnn", "efficient_nl", "poly_nl")
+    paper = task_class("classification").paper
+    assert paper is not None
+    assert tuple(paper.rows) == CHOICES
 
 
 def test_layers_are_timed_anew_where_times_would_not_belong_together(tmp_path: Path) -> None:
     settings = ReproduceSettings(out=tmp_path)
-    first = measured_layers(settings)
+    first = measure_layers(settings)
     assert list(first.methods) == list(METHODS)
     path = tmp_path / "layers" / "layers.json"
     content = json.loads(path.read_text())
     content["environment"]["torch"] = "0.1"
     path.write_text(json.dumps(content))
-    again = measured_layers(settings)
+    again = measure_layers(settings)
     assert again.environment == first.environment
     assert Results.load(path).environment == first.environment
 

@@ -1,5 +1,5 @@
-"""What layers and networks cost on this machine: run time, peak memory, and how both grow with the map.
+"""Benchmarks of layers and networks: run time, peak memory, and how both grow with the map.
 
-`cases` and `networks` are the tables of what is measured, `measure` and `memory` how, `runner` the one loop
-over both, `results` the file they end in, `report` and `plots` what is shown of it, `compare` what changed.
+`cases` and `networks` list what is measured; `measure` and `memory` measure it; `runner` is the loop over
+both; `plots` draws figures; `compare` shows the changes between two runs.
 """

@@ -1,17 +1,17 @@
-"""The layers that are measured: one line each."""
+"""The layers that are measured: every block of the registry, convolutions, and other libraries' layers."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from polynl.blocks import build_block
+from polynl.blocks.registry import BLACK, BLOCKS, BLUE, GREEN, PURPLE, SKY, VERMILLION, Style, build_block
 
 REFERENCE = "conv1x1"
 
@@ -30,23 +30,27 @@ class Shape:
         return self.side**2
 
 
+Matrices = Callable[[Shape], tuple[float, float]]
+
+
 @dataclass(frozen=True)
 class Case:
     """A layer under measurement.
 
-    `build` makes it for a number of channels. `largest_matrices` is there for layers that are quadratic in
-    the positions: the entries of the matrices they hold at once at their peak, by shape, for a forward pass
-    and for a training step. All else they hold is small beside these once the map is large.
+    `build` makes it for a number of channels. Layers that are quadratic in the positions have
+    `largest_matrices`: the number of entries of the matrices they hold at their peak, by shape, in a forward
+    pass and in a training step. On large maps everything else they hold is small by comparison.
     """
 
     name: str
     label: str
+    style: Style
     build: Callable[[int], nn.Module]
-    largest_matrices: Callable[[Shape], tuple[float, float]] | None = None
+    largest_matrices: Matrices | None = None
     package: str | None = None
 
     def predicted_peak(self, shape: Shape, training: bool, itemsize: int) -> int | None:
-        """The bytes of the matrices that grow with the square of the positions, or None without any."""
+        """The bytes of the matrices that grow with the square of the positions; None if there are none."""
         if self.largest_matrices is None:
             return None
         return int(shape.batch * self.largest_matrices(shape)[training] * itemsize)
@@ -54,10 +58,6 @@ class Case:
     def available(self) -> bool:
         """Whether the package it comes from is installed."""
         return self.package is None or importlib.util.find_spec(self.package) is not None
-
-
-def _block(name: str, **options: Any) -> Callable[[int], nn.Module]:
-    return partial(build_block, name, init="random", **options)
 
 
 def _convolution(kernel_size: int) -> Callable[[int], nn.Module]:
@@ -79,44 +79,84 @@ def _timm(channels: int) -> nn.Module:
     return NonLocalAttn(channels)
 
 
-def _pairs(forward: float, training: float) -> Callable[[Shape], tuple[float, float]]:
-    """So many N×N matrices at the peak."""
+def _pairs(forward: float, training: float) -> Matrices:
+    """The number of N×N matrices at the peak."""
     return lambda shape: (forward * shape.positions**2, training * shape.positions**2)
 
 
 def _tesa_matrices(shape: Shape) -> tuple[float, float]:
-    """S×S for each mode, S the product of the axes that are not the mode's; training keeps all three."""
+    """S×S per mode, S being the product of the other axes; training keeps all three."""
     channel_mode, row_mode = shape.positions**2, (shape.channels * shape.side) ** 2
     largest = max(channel_mode, row_mode)
     return largest, channel_mode + 2 * row_mode + largest
 
 
+@dataclass(frozen=True)
+class Form:
+    """A block with options; the form without a `name` is measured instead of the block's defaults."""
+
+    label: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+    style: Style | None = None
+    """Default: the block's style."""
+    largest_matrices: Matrices | None = None
+
+
+FORMS = {
+    "non_local": [
+        Form("dot product", {"form": "quadratic"}, largest_matrices=_pairs(2, 2)),
+        Form("Gram form", {"form": "gram"}, "gram", Style(BLUE, "v", "--")),
+        Form("softmax", {"mode": "embedded_gaussian"}, "softmax", Style(SKY, ">")),
+    ],
+    "tesa": [
+        Form("cheap order"),
+        Form("quadratic", {"order": "quadratic"}, "quadratic", Style(PURPLE, "p"), _tesa_matrices),
+    ],
+    "poly_nl": [Form(""), Form("direct form", {"form": "direct"}, "direct", Style(VERMILLION, "P", "--"))],
+    "polynomial": [Form("order 3")],
+}
+
+
+def _cases(block: str) -> Iterator[Case]:
+    entry = BLOCKS[block]
+    for form in FORMS.get(block, [Form("")]):
+        yield Case(
+            f"{block}_{form.name}" if form.name else block,
+            f"{entry.label}, {form.label}" if form.label else entry.label,
+            entry.style if form.style is None else form.style,
+            partial(build_block, block, init="random", **form.options),
+            form.largest_matrices,
+        )
+
+
+def _peer(
+    package: str, suffix: str, label: str, style: Style, build: Callable[[int], nn.Module], matrices: Matrices
+) -> Case:
+    return Case(f"{package}{suffix}", f"{package}, {label}", style, build, matrices, package)
+
+
 CASES = [
-    Case(REFERENCE, "1×1 convolution", _convolution(1)),
-    Case("conv3x3", "3×3 convolution", _convolution(3)),
-    Case("poly_nl", "Poly-NL", _block("poly_nl")),
-    Case("poly_nl_direct", "Poly-NL, direct form", _block("poly_nl", form="direct")),
-    Case("non_local", "Non-local, dot product", _block("non_local", form="quadratic"), _pairs(2, 2)),
-    Case("non_local_gram", "Non-local, Gram form", _block("non_local", form="gram")),
-    Case("non_local_softmax", "Non-local, softmax", _block("non_local", mode="embedded_gaussian")),
-    Case("efficient_nl", "Efficient-NL", _block("efficient_nl")),
-    Case("latent_gnn", "Latent-GNN", _block("latent_gnn")),
-    Case("tesa", "TESA, cheap order", _block("tesa")),
-    Case("tesa_quadratic", "TESA, quadratic", _block("tesa", order="quadratic"), _tesa_matrices),
-    Case("polynomial", "Polynomial, order 3", _block("polynomial")),
+    Case(REFERENCE, "1×1 convolution", Style(BLACK, "o"), _convolution(1)),
+    Case("conv3x3", "3×3 convolution", Style(BLACK, "s", "--"), _convolution(3)),
+    # Blocks that see neighbours only are the convolutions above.
+    *(case for name, entry in BLOCKS.items() if entry.family != "local" for case in _cases(name)),
 ]
 PEERS = [
-    Case("mmcv_dot_product", "mmcv, dot product", _mmcv("dot_product"), _pairs(1, 2), "mmcv"),
-    Case("mmcv_softmax", "mmcv, softmax", _mmcv("embedded_gaussian"), _pairs(2, 3), "mmcv"),
-    Case("timm", "timm, softmax", _timm, _pairs(2, 3), "timm"),
+    _peer(
+        "mmcv", "mmcv_dot_product", "dot product", Style(BLUE, "1", ":"), _mmcv("dot_product"), _pairs(1, 2)
+    ),
+    _peer("mmcv", "_softmax", "softmax", Style(SKY, "2", ":"), _mmcv("embedded_gaussian"), _pairs(2, 3)),
+    _peer("timm", "", "softmax", Style(GREEN, "3", ":"), _timm, _pairs(2, 3)),
 ]
 BY_NAME = {case.name: case for case in (*CASES, *PEERS)}
+STYLES = {name: case.style for name, case in BY_NAME.items()}
 
 
 def randomised(module: nn.Module, seed: int) -> nn.Module:
-    """The module with every parameter random, none at a zero that could make its work easier.
+    """The module with random parameters: zeros could make its work easier.
 
-    Matrices keep the variance of what they multiply; scales lie between 0.5 and 1.5.
+    Matrices preserve the variance of their input; scales lie between 0.5 and 1.5.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

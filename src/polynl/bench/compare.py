@@ -1,8 +1,9 @@
-"""`polynl bench compare`: what changed between two runs."""
+"""`polynl bench compare`: the changes between two benchmarks."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Literal
 from rich.console import Console
 
 from polynl.errors import SettingsError
-from polynl.results.benchmark import Measurement, Results, differences
-from polynl.results.tables import NOT_MEASURED, STEP_TITLES, Table, as_rich, duration
+from polynl.results.benchmark import STEP_TITLES, Measurement, Results, differences
+from polynl.results.formats import NOT_MEASURED, duration, plural
+from polynl.results.tables import Table, as_rich
 
 Verdict = Literal["faster", "slower", ""]
 
@@ -40,7 +42,7 @@ class Change:
 
     @property
     def verdict(self) -> Verdict:
-        """What changed by more than the spread: the middle halves of the runs do not touch."""
+        """Set if the change exceeds the spread: the interquartile ranges of the two runs do not overlap."""
         assert self.old.quartiles is not None
         assert self.new.quartiles is not None
         if self.new.quartiles[1] < self.old.quartiles[0]:
@@ -58,18 +60,18 @@ def changes(old: Results, new: Results) -> list[Change]:
 def run_compare(
     old_path: Path, new_path: Path, console: Console, *, everything: bool = False
 ) -> list[Change]:
-    """Print what differs: environments, every method on the whole, and the points outside the spread."""
+    """Print the differences: environments, each method overall, and the points outside the spread."""
     old, new = Results.load(old_path), Results.load(new_path)
     if old.kind != new.kind:
         raise SettingsError(
-            f"{old_path} is of {old.kind} and {new_path} of {new.kind}: they cannot be compared."
+            f"{old_path} is a benchmark of {old.kind} and {new_path} of {new.kind}: they cannot be compared."
         )
     for what in ("environment", "settings"):
         for line in differences(getattr(old, what), getattr(new, what)):
             console.print(f"other {what}: {line}", style="yellow", soft_wrap=True, highlight=False)
     found = changes(old, new)
     if not found:
-        raise SettingsError("The two runs timed no method at the same size.")
+        raise SettingsError("the two runs have no method timed at the same size.")
     console.print(as_rich(_summary(new, found)))
     shown = [change for change in found if everything or change.verdict]
     if shown:
@@ -86,11 +88,9 @@ def run_compare(
 
 def _timed_only_in(these: Results, those: Results) -> str:
     other = {(m.method, m.point) for m in those.measurements if m.seconds}
-    counts: dict[str, int] = {}
-    for m in these.measurements:
-        if m.seconds and (m.method, m.point) not in other:
-            counts[these.label(m.method)] = counts.get(these.label(m.method), 0) + 1
-    return ", ".join(f"{label} at {count} points" for label, count in counts.items())
+    found = (m for m in these.measurements if m.seconds and (m.method, m.point) not in other)
+    counts = Counter(these.label(m.method) for m in found)
+    return ", ".join(f"{label} at {plural(count, 'point')}" for label, count in counts.items())
 
 
 def _summary(results: Results, found: Sequence[Change]) -> Table:
@@ -102,20 +102,10 @@ def _summary(results: Results, found: Sequence[Change]) -> Table:
     for (label, step), group in groups.items():
         verdicts = [change.verdict for change in group]
         mean = math.exp(sum(math.log(change.ratio) for change in group) / len(group))
-        rows.append(
-            [
-                label,
-                step,
-                f"{mean:.2f}×",
-                str(len(group)),
-                str(verdicts.count("faster")),
-                str(verdicts.count("slower")),
-            ]
-        )
-    title = (
-        "Time, second run ÷ first run: geometric mean over the points, and how many lie outside the spread"
-    )
-    return Table(title, ["method", "step", "ratio", "points", "faster", "slower"], rows)
+        counts = len(group), verdicts.count("faster"), verdicts.count("slower")
+        rows.append([label, step, f"{mean:.2f}×", *map(str, counts)])
+    title = "Time, second run ÷ first run: geometric mean over the points, and how many exceed the spread"
+    return Table.flat(title, ["method", "step", "ratio", "points", "faster", "slower"], rows)
 
 
 def _details(results: Results, shown: Sequence[Change]) -> Table:
@@ -124,15 +114,7 @@ def _details(results: Results, shown: Sequence[Change]) -> Table:
         point, memory = change.new.point, change.memory_ratio
         assert change.old.median is not None
         assert change.new.median is not None
-        rows.append(
-            [
-                results.label(change.new.method),
-                str(point),
-                duration(change.old.median),
-                duration(change.new.median),
-                f"{change.ratio:.2f}×",
-                change.verdict,
-                NOT_MEASURED if memory is None else f"{memory:.2f}×",
-            ]
-        )
-    return Table("Point by point", ["method", "at", "first", "second", "ratio", "", "memory"], rows)
+        times = [duration(change.old.median), duration(change.new.median), f"{change.ratio:.2f}×"]
+        held = NOT_MEASURED if memory is None else f"{memory:.2f}×"
+        rows.append([results.label(change.new.method), str(point), *times, change.verdict, held])
+    return Table.flat("Point by point", ["method", "at", "first", "second", "ratio", "", "memory"], rows)

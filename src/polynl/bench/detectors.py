@@ -1,4 +1,4 @@
-"""Detectors as the benchmark runs them: images in, one tensor out, and the same boxes whatever the block."""
+"""Detectors for the benchmark: images in, one tensor out, and the same boxes whatever the block."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from polynl.models.resnet import insert_at
 from polynl.tasks.face_detection.model import face_detector
 from polynl.tasks.instance_segmentation.model import mask_rcnn
 
-# The coarsest map of the pyramid has one position for so many pixels.
+# Pixels per position of the coarsest map of the pyramid.
 COARSEST_STRIDE = 64
 # About as many as an image of COCO has.
 OBJECTS = 8
-# Images are divided by it. Nothing normalises the features of an untrained detector, whose norms are frozen,
-# and blocks of the third degree one after the other would take them out of float16's range.
+# Images are divided by it. The norms of an untrained detector are frozen and normalise nothing, so several
+# blocks of third degree in a row would take its features out of float16's range.
 IMAGE_STD = (100.0, 100.0, 100.0)
 
 
 class Detector(nn.Module):
     """A detector with torchvision's interface, as a module from a batch of square images to one tensor.
 
-    In eval mode it detects, post-processing included, and gives all boxes. In train mode it gives the sum of
-    the losses on the objects of `objects`.
+    In eval mode it returns all detected boxes, post-processing included. In train mode it returns the sum of
+    the losses on the targets of `objects`.
     """
 
     def __init__(self, model: nn.Module, label: int = 1) -> None:
@@ -36,8 +36,8 @@ class Detector(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """All boxes, or the sum of the losses."""
-        # torchvision's operators on boxes know no bfloat16, and not always float16: autocast takes them to
-        # float32 and back, and finds all else in its dtype already.
+        # torchvision's box operators do not support bfloat16, nor always float16: autocast runs them in
+        # float32 and leaves everything else in its dtype.
         low_precision = images.dtype != torch.float32
         with torch.autocast(images.device.type, dtype=images.dtype, enabled=low_precision):
             if self.training:
@@ -47,14 +47,14 @@ class Detector(nn.Module):
             return torch.cat([found["boxes"] for found in self.model(list(images))])
 
     def compile(self, *args: Any, **options: Any) -> None:
-        """Compile the backbone: what comes after it has as many boxes as it finds, and no fixed shapes."""
+        """Compile the backbone only: what follows depends on the number of boxes and has no fixed shapes."""
         self.model.get_submodule("backbone").compile(*args, **options)
 
 
 # Drawn once for all variants, and before the clock starts.
 @functools.lru_cache(maxsize=1)
 def objects(batch: int, side: int, device: torch.device, label: int = 1) -> list[dict[str, Tensor]]:
-    """What is to be found in a batch of images: the same rectangles of one class in every run."""
+    """Targets for a batch of images: the same rectangles of one class in every run."""
     generator = torch.Generator().manual_seed(0)
     extents = side * (0.1 + 0.4 * torch.rand(batch, OBJECTS, 2, generator=generator))
     corners = (side - extents) * torch.rand(batch, OBJECTS, 2, generator=generator)
@@ -69,7 +69,7 @@ def objects(batch: int, side: int, device: torch.device, label: int = 1) -> list
 
 
 def _filled(boxes: Tensor, side: int) -> Tensor:
-    """A mask for each box, 1 inside of it."""
+    """A mask per box, 1 inside the box."""
     pixels = torch.arange(side) + 0.5
     left, top, right, bottom = boxes[..., None].unbind(1)
     columns, rows = (left < pixels) & (pixels < right), (top < pixels) & (pixels < bottom)
@@ -79,7 +79,7 @@ def _filled(boxes: Tensor, side: int) -> Tensor:
 def mask_rcnn_detector(
     arch: str, block: Callable[[int], nn.Module] | None, placement: str, side: int, **options: Any
 ) -> Detector:
-    """`mask_rcnn` for images of this side, which it does not resize."""
+    """`mask_rcnn` for images of this side, without resizing."""
     model = mask_rcnn(
         arch, min_size=side, max_size=side, detector_options={"image_std": IMAGE_STD}, **options
     )
@@ -90,13 +90,13 @@ def mask_rcnn_detector(
 
 
 def fix_boxes(model: Any) -> None:
-    """Let a two-stage detector find the same boxes whatever its features are, and all that it may give.
+    """Make a two-stage detector find the same boxes whatever its features, and as many as it may return.
 
-    How many boxes an untrained detector finds depends on the scale of its features: a block that makes them
-    large leaves a few of 1000 proposals, and the heads, which are much of the work, next to nothing to do.
-    With zeros in the layers that score and move boxes, the proposals are anchors. Three classes are above
-    the threshold for each: enough that suppression leaves the full number of detections, without the
-    candidates of all 90 classes that it would have to go through with a threshold of 0.
+    The number of boxes that an untrained detector finds depends on the scale of its features: a block that
+    enlarges them leaves few of 1000 proposals, and next to no work for the heads. With zeros in the layers
+    that score and move boxes, the proposals are anchors. Three classes score above the threshold: enough that
+    suppression leaves the full number of detections, without the candidates of all 90 classes that a
+    threshold of 0 would give.
     """
     predictor = model.roi_heads.box_predictor
     for layer in (
@@ -113,10 +113,10 @@ def fix_boxes(model: Any) -> None:
 def face_detector_of_side(
     arch: str, block: Callable[[int], nn.Module] | None, placement: str, side: int, **options: Any
 ) -> Detector:
-    """`face_detector` for images of this side, with as many candidates as may be.
+    """`face_detector` for images of this side, with as many candidates as possible.
 
-    All anchors have the score 0.5, so that suppression has 5,000 of every level to go through, more than of a
-    trained detector, and the anchors stay where they are.
+    All anchors score 0.5 and stay in place, so suppression processes 5,000 per level, more than for a trained
+    detector.
     """
     candidates = {"score_thresh": 0.02, "nms_thresh": 0.4, "topk_candidates": 5000, "detections_per_img": 750}
     further = {"image_std": IMAGE_STD, **candidates}
@@ -130,14 +130,14 @@ def face_detector_of_side(
 
 
 class NetworkAlone(nn.Module):
-    """A one-stage detector without what follows its head: no boxes are decoded, none suppressed."""
+    """A one-stage detector up to its head: it neither decodes nor suppresses boxes."""
 
     def __init__(self, detector: Detector) -> None:
         super().__init__()
         self.model: Any = detector.model
 
     def forward(self, images: Tensor) -> Tensor:
-        """The scores and the moves of all anchors."""
+        """Scores and box regressions of all anchors."""
         batch, _ = self.model.transform(list(images))
         maps = list(self.model.backbone(batch.tensors).values())
         heads = self.model.head(maps)

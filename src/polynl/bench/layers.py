@@ -9,15 +9,12 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from polynl.bench.cases import BY_NAME, PEERS, REFERENCE, Case, Shape, randomised
-from polynl.bench.measure import Step
 from polynl.bench.plots import save_layer_figures
-from polynl.bench.runner import maps, measured, opened
+from polynl.bench.runner import measure_points, random_maps, start_or_resume, write_tables
 from polynl.bench.settings import LayerSettings
-from polynl.files import write_atomically
-from polynl.results.benchmark import Point, Results
-from polynl.results.tables import as_markdown, as_rich, layer_tables, size_of, skipped_lines
-
-STEPS: tuple[Step, ...] = ("forward", "training")
+from polynl.results.benchmark import STEPS, Point, Results
+from polynl.results.formats import byte_size
+from polynl.results.tables import layer_tables
 
 
 def run_layers(settings: LayerSettings, console: Console) -> Results:
@@ -27,9 +24,9 @@ def run_layers(settings: LayerSettings, console: Console) -> Results:
     cases = selected_cases(settings, console)
     path = settings.out / "layers.json"
     methods = {case.name: {"label": case.label} for case in cases}
-    results = opened(path, settings, kind="layers", methods=methods, reference=REFERENCE)
+    results = start_or_resume(path, settings, kind="layers", methods=methods, reference=REFERENCE)
     itemsize = getattr(torch, settings.dtype).itemsize
-    inputs = functools.lru_cache(maxsize=1)(lambda shape: maps(shape, settings))
+    inputs = functools.lru_cache(maxsize=1)(lambda shape: random_maps(shape, settings))
 
     def build(method: str, point: Point) -> tuple[nn.Module, Tensor]:
         shape = _shape(point)
@@ -40,36 +37,28 @@ def run_layers(settings: LayerSettings, console: Console) -> Results:
         needed = BY_NAME[method].predicted_peak(_shape(point), point.step == "training", itemsize)
         if needed is None or needed <= settings.memory_limit_gib * 2**30:
             return None
-        return f"needs {size_of(needed)}, limit {settings.memory_limit_gib:g} GiB"
+        return f"needs {byte_size(needed)}, limit {settings.memory_limit_gib:g} GiB"
 
-    measured(results, path, layer_points(settings), build, refusal, settings, console)
-    tables = layer_tables(results)
-    for table in tables:
-        console.print(as_rich(table))
-    for line in skipped_lines(results):
-        console.print(line, style="dim")
-    write_atomically(settings.out / "layers.md", as_markdown(results, tables))
+    measure_points(results, path, layer_points(settings), build, refusal, settings, console)
     figures = save_layer_figures(results, settings.out)
-    console.print(
-        "Written: " + ", ".join(str(p) for p in (path, settings.out / "layers.md", *figures)), soft_wrap=True
-    )
+    write_tables(results, path, layer_tables(results), console, figures)
     return results
 
 
 def selected_cases(settings: LayerSettings, console: Console) -> list[Case]:
-    """The reference, then the layers asked for; peers that are not installed are left out, said aloud."""
+    """The reference, then the selected layers; peers that are not installed are skipped with a warning."""
     names = [REFERENCE, *settings.blocks, *(peer.name for peer in PEERS if settings.peers)]
     cases = [BY_NAME[name] for name in dict.fromkeys(names)]
     for case in cases:
         if not case.available():
             console.print(
-                f"{case.label} is left out: the package {case.package} is not installed.", style="yellow"
+                f"{case.label} is skipped: the package {case.package} is not installed.", style="yellow"
             )
     return [case for case in cases if case.available()]
 
 
 def layer_points(settings: LayerSettings) -> list[Point]:
-    """Both sweeps, a size that is in both of them only once, smaller ones first."""
+    """The points of both sweeps, each size once, smaller ones first."""
     sizes = {(settings.at_side, channels) for channels in settings.channels}
     sizes |= {(side, settings.at_channels) for side in settings.sides}
     ordered = sorted(sizes, key=lambda size: size[0] ** 2 * size[1])

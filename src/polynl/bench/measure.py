@@ -1,29 +1,27 @@
-"""Times: methods interleaved, medians and their spread, and the exponent with which they grow."""
+"""Timing: the runs of all methods are interleaved."""
 
 from __future__ import annotations
 
 import gc
-import math
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-Step = Literal["forward", "training"]
+from polynl.results.benchmark import Step
 
 
 def _nothing() -> None:
-    """No preparation is needed."""
+    """No preparation."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is timed (`run`, whose result is kept until the clock has stopped) and what comes before it."""
+    """What is timed, `run`, and what is called before it; the result is freed off the clock."""
 
     run: Callable[[], Any]
     reset: Callable[[], None] = _nothing
@@ -32,8 +30,8 @@ class Task:
 def task(module: nn.Module, x: Tensor, step: Step) -> Task:
     """One forward pass in eval mode without gradients, or one forward and backward pass in train mode.
 
-    The training step gives gradients to the input and to all parameters, from a fixed random cotangent;
-    they are set to None outside of the timed region. The module is not to be shared between steps.
+    A training step computes gradients of the input and of all parameters from a fixed random cotangent; they
+    are set to None off the clock. Do not share a module between steps.
     """
     return _forward(module.eval(), x) if step == "forward" else _training(module.train(), x)
 
@@ -76,9 +74,9 @@ def interleaved_seconds(
     device: str = "cpu",
     between: Callable[[], None] = _nothing,
 ) -> dict[str, list[float]]:
-    """The seconds of every run of every task, round by round: what disturbs the machine disturbs all alike.
+    """The seconds of every run of every task, round by round, so that noise falls on all tasks alike.
 
-    Each round has another order, see `balanced_order`. `between` is called after every run, off the clock.
+    The order changes every round, see `balanced_order`. `between` is called after every run, off the clock.
     """
     seconds: dict[str, list[float]] = {name: [] for name in tasks}
     for name in list(tasks) * warmup:
@@ -93,11 +91,11 @@ def interleaved_seconds(
 
 
 def balanced_order(names: Sequence[str], number: int) -> list[str]:
-    """The order of a round: over the rounds each name is at each place, and after each other, as often.
+    """The order of a round: over the rounds each name is at each place, and after each other, equally often.
 
-    What runs before leaves its mark on caches and on the allocator, so turning one fixed order around would
-    favour whoever follows a light neighbour. This is Williams's design: a zigzag, turned by one every round,
-    and for an odd count read backwards every other time.
+    A task leaves its mark on caches and on the allocator, so rotating one fixed order would favour whoever
+    follows a light neighbour. This is Williams's design: a zigzag, rotated by one every round, and for an odd
+    count read backwards every other time.
 
     >>> [" ".join(balanced_order("abcd", number)) for number in range(4)]
     ['a b d c', 'b c a d', 'c d b a', 'd a c b']
@@ -110,7 +108,7 @@ def balanced_order(names: Sequence[str], number: int) -> list[str]:
 
 
 def timed(task: Task, device: str = "cpu") -> float:
-    """The seconds of one run; freeing its result is not part of them."""
+    """The seconds of one run, without freeing its result."""
     task.reset()
     synchronise(device)
     start = time.perf_counter()
@@ -123,7 +121,7 @@ def timed(task: Task, device: str = "cpu") -> float:
 
 
 def synchronise(device: str) -> None:
-    """Wait for the device, where it works on its own."""
+    """Wait for the device if it runs asynchronously."""
     if device == "cuda":
         torch.cuda.synchronize()
 
@@ -138,34 +136,3 @@ def _without_garbage_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def quartiles(seconds: Sequence[float]) -> tuple[float, float]:
-    """The first and third quartile, between which half of the runs lie.
-
-    >>> quartiles([4.0, 1.0, 3.0, 2.0, 5.0])
-    (2.0, 4.0)
-    """
-    if len(seconds) == 1:
-        return seconds[0], seconds[0]
-    first, _, third = statistics.quantiles(seconds, n=4, method="inclusive")
-    return first, third
-
-
-def fitted_exponent(sizes: Sequence[float], values: Sequence[float]) -> float | None:
-    """k of values ∝ sizes^k by least squares in logarithms, over the top decade of the sizes.
-
-    None where the decade has fewer than two sizes.
-
-    >>> round(fitted_exponent([1, 10, 20, 100], [7.0, 2.0, 8.0, 200.0]), 6)
-    2.0
-    """
-    top = max(sizes, default=0.0)
-    points = [
-        (math.log(size), math.log(value))
-        for size, value in zip(sizes, values, strict=True)
-        if size >= top / 10
-    ]
-    if len({x for x, _ in points}) < 2:
-        return None
-    return statistics.linear_regression(*zip(*points, strict=True)).slope

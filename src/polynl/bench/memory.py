@@ -1,13 +1,13 @@
-"""Peak memory, measured: the most that a step holds above what there was when it began.
+"""Peak memory, measured: the most that a step holds in addition to what was allocated before it.
 
 On CUDA it is the caching allocator's own record, `torch.cuda.max_memory_allocated`.
 
-On the CPU it is the running total of PyTorch's allocator: the profiler records every allocation and release
-with its size, those of temporaries inside an operator among them. It does not count what libraries take from
-the system themselves, such as the packing buffers of a matrix product, nor what the system rounds up.
+On the CPU it is the running total of PyTorch's allocator: the profiler records the size of every allocation
+and release, including temporaries inside an operator. It does not see what libraries allocate themselves,
+such as the packing buffers of a matrix product, nor what the system rounds up.
 
 Counted: the result, what is kept for the backward pass, all temporaries and, in a training step, the
-gradients of the input and of the parameters. Not counted, since they are there before the step: the input,
+gradients of the input and of the parameters. Not counted, because they exist before the step: the input,
 the parameters, and the cotangent.
 """
 
@@ -25,7 +25,7 @@ from polynl.bench.measure import Task
 
 
 def peak_bytes(task: Task, device: str = "cpu") -> int:
-    """The most bytes that one run of the task holds at once, above those held before it."""
+    """The most bytes that one run of the task holds at once, in addition to those held before it."""
     task.reset()
     peak = _peak_on_cuda(task) if device == "cuda" else _peak_on_cpu(task)
     task.reset()
@@ -65,7 +65,7 @@ def _peak_on_cpu(task: Task) -> int:
 
 @contextmanager
 def _silent_stderr() -> Iterator[None]:
-    """The profiler announces its start and stop from C++, past every logger; other lines are not lost."""
+    """Hide what the profiler prints from C++ when it starts and stops; other lines are not lost."""
     saved = os.dup(2)
     try:
         with open(os.devnull, "w") as nowhere:

@@ -1,4 +1,4 @@
-"""`polynl bench nets`: what a block costs in a whole network."""
+"""`polynl bench nets`: the cost of a block in a whole network."""
 
 from __future__ import annotations
 
@@ -14,22 +14,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from polynl.bench.cases import BY_NAME
 from polynl.bench.detectors import COARSEST_STRIDE, NetworkAlone, face_detector_of_side, mask_rcnn_detector
-from polynl.bench.runner import maps, measured, opened
+from polynl.bench.runner import measure_points, random_maps, start_or_resume, write_tables
 from polynl.bench.settings import NetSettings
 from polynl.errors import SettingsError, check_choices
-from polynl.files import write_atomically
 from polynl.models.resnet import PLACEMENTS, insert_at, resnet
-from polynl.results.benchmark import Measurement, Point, Results
-from polynl.results.tables import (
-    NOT_MEASURED,
-    Table,
-    as_markdown,
-    as_rich,
-    counted,
-    duration,
-    size_of,
-    skipped_lines,
-)
+from polynl.results.benchmark import Point, Results
+from polynl.results.tables import network_table
 
 PLAIN, ALONE = "plain", "alone"
 BlockBuilder = Callable[[int], nn.Module]
@@ -37,10 +27,10 @@ BlockBuilder = Callable[[int], nn.Module]
 
 @dataclass(frozen=True)
 class Network:
-    """A network that blocks go into: `make` puts one at a placement, or leaves it plain.
+    """A network to insert blocks into: `make` builds it with a block at a placement, or without a block.
 
-    What it makes is for images of a side, and maps a batch of them to one tensor, from which the backward
-    pass begins in train mode.
+    The module is built for square images of a given side. It maps a batch of them to one tensor, from which
+    the backward pass starts in train mode.
     """
 
     label: str
@@ -49,10 +39,10 @@ class Network:
     input_channels: int = 3
     least_side: int = 1
     alone: Callable[[Any], nn.Module] | None = None
-    """Of a detector, what is left of it without post-processing; its row tells what that takes."""
+    """For detectors: the network without post-processing, which gets a row of its own."""
 
     def build(self, block: BlockBuilder | None, placement: str, side: int = 224) -> nn.Module:
-        """See `make`; a SettingsError for images that are too small."""
+        """See `make`; images that are too small raise a SettingsError."""
         if side < self.least_side:
             raise SettingsError(f"--side {side}: {self.label} needs images of at least {self.least_side}.")
         return self.make(block, placement, side)
@@ -97,7 +87,7 @@ def run_networks(settings: NetSettings, console: Console) -> Results:
     check_choices(settings.placements, network.placements, "placement")
     variants = selected_variants(settings)
     path = settings.out / "nets.json"
-    results = opened(path, settings, kind="nets", methods={}, reference=PLAIN)
+    results = start_or_resume(path, settings, kind="nets", methods={}, reference=PLAIN)
     models = {method: _built(network, *variant, settings) for method, variant in variants.items()}
     labels = {PLAIN: network.label}
     labels |= {name: f"{BY_NAME[b].label} at {p}" for name, (b, p) in variants.items() if b is not None}
@@ -105,27 +95,22 @@ def run_networks(settings: NetSettings, console: Console) -> Results:
         models[ALONE], labels[ALONE] = network.alone(models[PLAIN]), "without post-processing"
     for method, label in labels.items():
         shape = (1, network.input_channels, settings.side, settings.side)
-        results.methods[method] = {"label": label, **counts(models[method], torch.randn(shape))}
+        results.methods[method] = {"label": label, **count_costs(models[method], torch.randn(shape))}
 
     def build(method: str, point: Point) -> tuple[nn.Module, Tensor]:
-        x = maps((point.batch, network.input_channels, point.side, point.side), settings)
+        x = random_maps((point.batch, network.input_channels, point.side, point.side), settings)
         return models[method], x
 
     points = [Point("forward", batch, settings.side) for batch in sorted({1, settings.batch})]
     if settings.training:
         points.append(Point("training", settings.batch, settings.side))
-    measured(results, path, points, build, lambda *_: None, settings, console)
-    table = network_table(results)
-    console.print(as_rich(table))
-    for line in skipped_lines(results):
-        console.print(line, style="dim")
-    write_atomically(settings.out / "nets.md", as_markdown(results, [table]))
-    console.print(f"Written: {path}, {settings.out / 'nets.md'}", soft_wrap=True)
+    measure_points(results, path, points, build, lambda *_: None, settings, console)
+    write_tables(results, path, [network_table(results)], console)
     return results
 
 
 def selected_variants(settings: NetSettings) -> dict[str, tuple[str | None, str]]:
-    """Block and placement of every variant by its name, the plain network first."""
+    """Block and placement of every variant, by name; the plain network comes first."""
     missing = [block for block in settings.blocks if not BY_NAME[block].available()]
     if missing:
         raise SettingsError(
@@ -140,75 +125,11 @@ def _built(network: Network, block: str | None, placement: str, settings: NetSet
     return network.build(None if block is None else BY_NAME[block].build, placement, settings.side)
 
 
-def counts(model: nn.Module, x: Tensor) -> dict[str, Any]:
-    """Parameters, and the multiply-adds of one image by torch's counter, which sees matrix products only."""
+def count_costs(model: nn.Module, x: Tensor) -> dict[str, Any]:
+    """The parameters, and the multiply-adds by torch's counter, which sees matrix products only."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model.eval()(x)
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "multiply_adds": counter.get_total_flops() // 2,
     }
-
-
-def network_table(results: Results) -> Table:
-    """A row for each variant, what it costs and that divided by the plain network's."""
-    s = results.settings
-    batches = f"{s['batch']} images"
-    headings = [
-        "network",
-        "parameters",
-        "multiply-adds",
-        "latency, 1 image",
-        "images/s",
-        f"memory, {batches}",
-    ]
-    headings += [f"training step, {batches}"] if s["training"] else []
-    rows = []
-    for method, known in results.methods.items():
-        base = results.methods[results.reference]
-        one = results.at(method, Point("forward", 1, s["side"]))
-        many = results.at(method, Point("forward", s["batch"], s["side"]))
-        row = [
-            known["label"],
-            _with_ratio(f"{known['parameters'] / 1e6:.2f} M", known["parameters"] / base["parameters"]),
-            _with_ratio(
-                f"{known['multiply_adds'] / 1e9:.2f} G", known["multiply_adds"] / base["multiply_adds"]
-            ),
-            _time(results, one),
-            _throughput(results, many),
-            _memory(results, many),
-        ]
-        if s["training"]:
-            row.append(_time(results, results.at(method, Point("training", s["batch"], s["side"]))))
-        rows.append(row)
-    images = f"{s['side']}×{s['side']}, {s['dtype']}, median of {counted(s['runs'], 'run')}"
-    return Table(
-        f"{results.label(results.reference)} at {images}; in brackets, divided by the plain network",
-        headings,
-        rows,
-    )
-
-
-def _with_ratio(text: str, ratio: float | None) -> str:
-    return text if ratio is None else f"{text} ({ratio:.2f})"
-
-
-def _time(results: Results, measurement: Measurement | None) -> str:
-    if measurement is None or measurement.median is None:
-        return NOT_MEASURED
-    return _with_ratio(duration(measurement.median), results.ratio(measurement))
-
-
-def _throughput(results: Results, measurement: Measurement | None) -> str:
-    if measurement is None or measurement.median is None:
-        return NOT_MEASURED
-    ratio = results.ratio(measurement)
-    return _with_ratio(
-        f"{measurement.point.batch / measurement.median:.1f}", None if ratio is None else 1 / ratio
-    )
-
-
-def _memory(results: Results, measurement: Measurement | None) -> str:
-    if measurement is None or measurement.peak_bytes is None:
-        return NOT_MEASURED
-    return _with_ratio(size_of(measurement.peak_bytes), results.memory_ratio(measurement))

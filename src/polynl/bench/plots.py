@@ -1,208 +1,139 @@
-"""The figures of a run, in the layout of the paper's Figure 2."""
+"""Figures as PNG and SVG files, drawn with matplotlib."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from string import ascii_lowercase
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from polynl.bench.measure import Step
-from polynl.results.benchmark import Measurement, Results
-from polynl.results.tables import STEP_TITLES, Sweep, along, counted, exponent, skipped_lines, sweep
+from polynl.bench.cases import STYLES
+from polynl.blocks.registry import Style
+from polynl.results import charts
+from polynl.results.benchmark import STEP_TITLES, STEPS, Results, Step
+from polynl.results.formats import plural
 
-Line = Literal["-", "--", "-.", ":"]
-
-
-class Style(NamedTuple):
-    """How a method is drawn; members of a family share the colour and differ in marker and line."""
-
-    colour: str
-    marker: str
-    line: Line = "-"
-
-
-# Okabe and Ito's colours, which colour-blind readers tell apart; yellow is too pale for lines on white.
-BLACK, GREY, ORANGE, SKY = "#000000", "#8c8c8c", "#E69F00", "#56B4E9"
-GREEN, BLUE, VERMILLION, PURPLE = "#009E73", "#0072B2", "#D55E00", "#CC79A7"
-STYLES = {
-    "conv1x1": Style(BLACK, "o"),
-    "conv3x3": Style(BLACK, "s", "--"),
-    "poly_nl": Style(VERMILLION, "*"),
-    "poly_nl_direct": Style(VERMILLION, "P", "--"),
-    "non_local": Style(BLUE, "^"),
-    "non_local_gram": Style(BLUE, "v", "--"),
-    "non_local_softmax": Style(SKY, ">"),
-    "efficient_nl": Style(GREEN, "D"),
-    "latent_gnn": Style(ORANGE, "X"),
-    "tesa": Style(PURPLE, "h", "--"),
-    "tesa_quadratic": Style(PURPLE, "p"),
-    "polynomial": Style(GREY, "d", "-."),
-    "mmcv_dot_product": Style(BLUE, "1", ":"),
-    "mmcv_softmax": Style(SKY, "2", ":"),
-    "timm": Style(GREEN, "3", ":"),
-}
-OTHER = Style(GREY, "8", ":")
-COLUMNS = 4  # of the legend
+LEGEND_COLUMNS = 4
+GROWTH = "$N^k$: how time grows with the positions, over the top decade measured"
 RC: dict[Any, Any] = {"font.size": 12, "axes.labelsize": 12, "svg.hashsalt": "polynl", "svg.fonttype": "path"}
 
 
-class Panel(NamedTuple):
-    """One of the three: what is on its axes, and the scale and error of a point."""
-
-    title: str
-    axis: str
-    y_label: str
-    value: Callable[[Measurement], float | None]
-    quartiles: Callable[[Measurement], tuple[float, float] | None]
-
-
-def _milliseconds(measurement: Measurement) -> float | None:
-    return None if measurement.median is None else measurement.median * 1e3
-
-
-def _quartiles(measurement: Measurement) -> tuple[float, float] | None:
-    ends = measurement.quartiles
-    return None if ends is None else (ends[0] * 1e3, ends[1] * 1e3)
-
-
-def _mebibytes(measurement: Measurement) -> float | None:
-    return None if measurement.peak_bytes is None else measurement.peak_bytes / 2**20
-
-
-PANELS = (
-    Panel("(a) time against channels", "channels", "ms", _milliseconds, _quartiles),
-    Panel("(b) time against positions", "positions", "ms", _milliseconds, _quartiles),
-    Panel("(c) peak memory against positions", "positions", "MiB", _mebibytes, lambda _: None),
-)
-
-
 def save_layer_figures(results: Results, folder: Path) -> list[Path]:
-    """A figure for each step, as PNG and as SVG; the paths written."""
-    paths = []
-    steps: tuple[Step, ...] = ("forward", "training")
+    """A figure per step, as PNG and as SVG; returns the paths."""
+    return [
+        path for step in STEPS for path in save(layer_figure(results, step), folder / f"layers-{step}", "svg")
+    ]
+
+
+def save(figure: Figure, path: Path, *suffixes: str) -> list[Path]:
+    """Write the figure as PNG and as the other kinds; returns the paths."""
+    paths = [path.with_name(f"{path.name}.{suffix}") for suffix in ("png", *suffixes)]
     with matplotlib.rc_context(RC):
-        for step in steps:
-            figure = layer_figure(results, step)
-            for suffix in ("png", "svg"):
-                path = folder / f"layers-{step}.{suffix}"
-                # Without its date an SVG of the same results is the same file.
-                figure.savefig(path, dpi=150, metadata={"Date": None} if suffix == "svg" else None)
-                paths.append(path)
+        for file in paths:
+            # Without its date an SVG of the same results is the same file.
+            figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
     return paths
 
 
 def layer_figure(results: Results, step: Step) -> Figure:
-    """Three panels side by side, the legend and what was not measured below them."""
+    """The three panels of the paper's Figure 2."""
     s, e = results.settings, results.environment
-    notes = skipped_lines(results, step)
+    described = charts.efficiency(results, step, STYLES, absolute=True)
+    assert described is not None, "absolute panels are there even if empty"
+    device = e.get("gpu", f"{e['cpu']}, {plural(e['threads'], 'thread')}")
+    what = f"One layer, {STEP_TITLES[step]}, batch {s['batch']}, {s['dtype']}"
+    return drawn(described, f"{what}: median of {plural(s['runs'], 'run')} on {device}")
+
+
+def drawn(described: charts.Figure, title: str) -> Figure:
+    """The charts side by side, with the legend and the notes below them."""
+    notes, count = described.notes, len(described.charts)
     # In inches, from the bottom up: the notes, the legend, the panels with their labels and titles.
     legend_from = 0.1 + (0.25 * (len(notes) + 1) if notes else 0)
-    panels_from = legend_from + 0.32 * -(-len(results.methods) // COLUMNS) + 1.35
-    height = panels_from + 4.6 + 0.85
-    figure = Figure(figsize=(15, height))
-    axes = figure.subplots(1, 3)
-    where = {
-        "channels": f"{s['at_side']}×{s['at_side']} positions",
-        "positions": f"{s['at_channels']} channels",
-    }
-    for ax, panel in zip(axes, PANELS, strict=True):
-        along_axis = sweep(results, panel.axis, step)
-        drawn = [_draw_line(ax, panel, results, along_axis, method) for method in results.methods]
-        _mark_skipped(ax, panel, results, along_axis)
-        _finish(ax, panel, along_axis, where[panel.axis], any(drawn))
-    device = e.get("gpu", f"{e['cpu']}, {counted(e['threads'], 'thread')}")
-    what = f"One layer, {STEP_TITLES[step]}, batch {s['batch']}, {s['dtype']}"
-    figure.suptitle(f"{what}: median of {counted(s['runs'], 'run')} on {device}")
-    figure.subplots_adjust(0.055, panels_from / height, 0.985, 1 - 0.85 / height, wspace=0.2)
-    _legend(figure, results, sweep(results, "positions", step), bottom=legend_from / height)
-    if notes:
-        text = "\n".join(["× at the upper edge: not measured", *notes])
-        figure.text(0.055, 0.12 / height, text, fontsize=10, va="bottom", linespacing=1.5)
+    growth = any(series.exponent is not None for series in described.legend)
+    rows = -(-len(described.legend) // LEGEND_COLUMNS)
+    panels_from = legend_from + 0.32 * rows + (1.35 if growth else 0.8)
+    height, width = panels_from + 4.6 + 0.85, 5 * max(count, 2)
+    with matplotlib.rc_context(RC):
+        figure = Figure(figsize=(width, height))
+        panels = figure.subplots(1, max(count, 1), squeeze=False)[0]
+        for letter, ax, chart in zip(ascii_lowercase, panels, described.charts, strict=False):
+            _draw_chart(ax, chart, f"({letter}) {chart.title}")
+        figure.suptitle(title)
+        edges = 0.82 / width, 1 - 0.22 / width
+        figure.subplots_adjust(edges[0], panels_from / height, edges[1], 1 - 0.85 / height, wspace=0.22)
+        _draw_legend(figure, described.legend, GROWTH if growth else None, legend_from / height)
+        if notes:
+            text = "\n".join(["× at the upper edge: not measured", *notes])
+            figure.text(edges[0], 0.12 / height, text, fontsize=10, va="bottom", linespacing=1.5)
     return figure
 
 
-def _draw_line(ax: Axes, panel: Panel, results: Results, sweep: Sweep, method: str) -> bool:
-    style = STYLES.get(method, OTHER)
-    found = along(results, sweep, method)
-    drawn = [(_x(panel, m), panel.value(m), panel.quartiles(m)) for m in found if panel.value(m) is not None]
-    xs, ys = [x for x, _, _ in drawn], [y for _, y, _ in drawn]
-    emphasis = method == "poly_nl"
-    ax.plot(
-        xs,
-        ys,  # type: ignore[arg-type]
-        color=style.colour,
-        marker=style.marker,
-        linestyle=style.line,
-        markersize=13 if emphasis else 7,
-        linewidth=2.6 if emphasis else 1.5,
-        zorder=3 if emphasis else 2,
-    )
-    for x, _, ends in drawn:
-        if ends is not None:
-            ax.plot([x, x], ends, color=style.colour, linewidth=1)
-    return bool(drawn)
-
-
-def _mark_skipped(ax: Axes, panel: Panel, results: Results, sweep: Sweep) -> None:
-    """A cross at the upper edge for every missing point, those of one size below each other."""
-    for point in sweep.points:
-        here = [m for m in results.measurements if m.point == point and m.skipped and panel.value(m) is None]
-        for number, m in enumerate(here):
-            at, colour = (_x(panel, m), 0.98 - 0.03 * number), STYLES.get(m.method, OTHER).colour
-            ax.plot(*at, "x", color=colour, transform=ax.get_xaxis_transform(), markersize=8)
-
-
-def _x(panel: Panel, measurement: Measurement) -> int:
-    point = measurement.point
-    return point.side**2 if panel.axis == "positions" else int(point.channels or 0)
-
-
-def _finish(ax: Axes, panel: Panel, sweep: Sweep, where: str, drawn: bool) -> None:
-    ax.set_xscale("log")
+def _draw_chart(ax: Axes, chart: charts.Chart, title: str) -> None:
+    for curve in chart.curves:
+        _draw_curve(ax, curve)
+    _draw_missing(ax, chart.missing)
+    if chart.log[0]:
+        ax.set_xscale("log")
     # A logarithmic axis without a single value cannot be drawn.
-    if drawn:
-        ax.set_yscale("log")
-    else:
+    if not chart.curves:
         ax.set_yticks([])
-    ax.set_title(f"{panel.title}, {where}", fontsize=12)
-    ax.set_xlabel("channels C" if panel.axis == "channels" else "positions N")
-    ax.set_ylabel(panel.y_label)
-    ax.xaxis.set_major_locator(FixedLocator([float(size) for size in sweep.sizes()]))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{round(x):,}"))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.tick_params(axis="x", labelrotation=35)
+    elif chart.log[1]:
+        ax.set_yscale("log")
+    if chart.x_ticks:
+        ax.xaxis.set_major_locator(FixedLocator(list(chart.x_ticks)))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{round(x):,}"))
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.tick_params(axis="x", labelrotation=35)
+    elif all(x == int(x) for curve in chart.curves for x, _ in curve.points):
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set_title(title, fontsize=12)
+    ax.set_xlabel(chart.x_label)
+    ax.set_ylabel(chart.y_label)
     ax.margins(y=0.18)
     ax.grid(alpha=0.3)
 
 
-def _legend(figure: Figure, results: Results, positions: Sweep, bottom: float) -> None:
-    handles: list[Any] = []
-    for method in results.methods:
-        style, k = STYLES.get(method, OTHER), exponent(results, positions, method)
-        growth = "" if k is None else f"  $N^{{{k:.2f}}}$"
-        handles.append(
-            Line2D(
-                [],
-                [],
-                color=style.colour,
-                marker=style.marker,
-                linestyle=style.line,
-                markersize=8,
-                label=results.label(method) + growth,
-            )
-        )
-    title = "$N^k$: how time grows with the positions, over the top decade measured"
-    figure.legend(
-        title=title,
-        handles=handles,
-        loc="lower center",
-        bbox_to_anchor=(0.5, bottom),
-        ncols=COLUMNS,
-        frameon=False,
+def _draw_curve(ax: Axes, curve: charts.Curve) -> None:
+    series, xs = curve.series, [x for x, _ in curve.points]
+    colour = series.style.colour
+    ax.plot(
+        xs,
+        [y for _, y in curve.points],
+        marker=series.style.marker,
+        color=colour,
+        linestyle=series.style.line if curve.joined else "",
+        markersize=13 if series.emphasis else 7,
+        linewidth=2.6 if series.emphasis else 1.5,
+        zorder=3 if series.emphasis else 2,
     )
+    if curve.bars:
+        for x, ends in zip(xs, curve.ends, strict=False):
+            ax.plot([x, x], ends, color=colour, linewidth=1)
+    else:
+        low, high = ([ends[k] for ends in curve.ends] for k in (0, 1))
+        ax.fill_between(xs, low, high, color=colour, alpha=0.15)
+
+
+def _draw_missing(ax: Axes, missing: Sequence[tuple[float, Style]]) -> None:
+    """A cross at the upper edge for every missing point, those of one size below each other."""
+    for place, (x, style) in enumerate(missing):
+        above = sum(other == x for other, _ in missing[:place])
+        at = ax.get_xaxis_transform()
+        ax.plot(x, 0.98 - 0.03 * above, "x", color=style.colour, transform=at, markersize=8)
+
+
+def _draw_legend(figure: Figure, legend: Sequence[charts.Series], title: str | None, bottom: float) -> None:
+    handles: list[Any] = []
+    for series in legend:
+        (colour, marker, line), k = series.style, series.exponent
+        label = series.label if k is None else f"{series.label}  $N^{{{k:.2f}}}$"
+        handles.append(Line2D([], [], color=colour, marker=marker, linestyle=line, markersize=8, label=label))
+    place: Any = {"loc": "lower center", "bbox_to_anchor": (0.5, bottom), "ncols": LEGEND_COLUMNS}
+    figure.legend(title=title, handles=handles, frameon=False, **place)

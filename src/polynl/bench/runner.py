@@ -1,10 +1,9 @@
-"""The one loop over points and methods: what is skipped, measured, kept, and taken up again."""
+"""The loop over points and methods: skip, measure, save, resume."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,16 +18,19 @@ from polynl.bench.memory import peak_bytes
 from polynl.bench.settings import Settings
 from polynl.environment import environment
 from polynl.errors import changed_run_error, existing_run_error
+from polynl.files import write_atomically
 from polynl.results.benchmark import Measurement, Point, Results, differences
+from polynl.results.tables import Table, as_rich, benchmark_page
 
 WARMUP = 2
-SLOW = "one step takes"
+Build = Callable[[str, Point], tuple[nn.Module, Tensor]]
+Refusal = Callable[[str, Point], str | None]
 
 
-def opened(
+def start_or_resume(
     path: Path, settings: Settings, *, kind: str, methods: dict[str, dict[str, Any]], reference: str
 ) -> Results:
-    """The run to go on with: the one in the file under --resume, else a fresh one that destroys none."""
+    """The benchmark in the file with --resume, else a new one; without --overwrite it replaces none."""
     fresh = Results(
         kind=kind,
         command=settings.command("bench", kind),
@@ -49,39 +51,48 @@ def opened(
     return old
 
 
-def measured(
+def measure_points(
     results: Results,
     path: Path,
     points: Sequence[Point],
-    build: Callable[[str, Point], tuple[nn.Module, Tensor]],
-    refusal: Callable[[str, Point], str | None],
+    build: Build,
+    refusal: Refusal,
     settings: Settings,
     console: Console,
-) -> Results:
-    """Measure what the results lack, one point after the other, and save them after each.
+) -> None:
+    """Measure the points that the results lack, and save the results after each.
 
-    `build` makes a method's module, in float32 on the CPU, and gives its input; `refusal` says why a method
-    is not to be tried at a point, or None.
+    `build` returns a method's module, in float32 on the CPU, and its input; `refusal` says why a method is
+    not tried at a point, or returns None.
     """
     done = {measurement.point for measurement in results.measurements}
     left = [point for point in points if point not in done]
     results.save(path)
-    with _bar(console, len(points), len(points) - len(left)) as bar:
+    columns = (BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, auto_refresh=False, transient=True) as progress:
+        bar = _Bar(progress, len(points), len(points) - len(left))
         for point in left:
             bar.show(str(point))
             results.measurements += _at_point(results, point, build, refusal, settings, bar)
             results.save(path)
             bar.advance()
-    return results
+
+
+def write_tables(
+    results: Results, path: Path, tables: Sequence[Table], console: Console, figures: Sequence[Path] = ()
+) -> None:
+    """Print the tables and what was skipped, write both as Markdown, and name all files."""
+    for table in tables:
+        console.print(as_rich(table))
+    for line in results.skipped_lines():
+        console.print(line, style="dim")
+    page = path.with_suffix(".md")
+    write_atomically(page, benchmark_page(results, tables))
+    console.print("Written: " + ", ".join(map(str, (path, page, *figures))), soft_wrap=True)
 
 
 def _at_point(
-    results: Results,
-    point: Point,
-    build: Callable[[str, Point], tuple[nn.Module, Tensor]],
-    refusal: Callable[[str, Point], str | None],
-    settings: Settings,
-    bar: _Bar,
+    results: Results, point: Point, build: Build, refusal: Refusal, settings: Settings, bar: _Bar
 ) -> list[Measurement]:
     skipped: dict[str, str] = {}
     tasks: dict[str, Task] = {}
@@ -91,7 +102,7 @@ def _at_point(
         reason = refusal(method, point) or _too_slow_before(results, method, point)
         if reason is None:
             try:
-                tasks[method] = prepared(*build(method, point), point, settings)
+                tasks[method] = _step(*build(method, point), point, settings)
                 peaks[method] = peak_bytes(tasks[method], settings.device)
                 reason = _too_slow(timed(tasks[method], settings.device), point, settings)
             except RuntimeError as error:
@@ -111,8 +122,8 @@ def _at_point(
     ]
 
 
-def prepared(module: nn.Module, x: Tensor, point: Point, settings: Settings) -> Task:
-    """A step of the module, in the dtype, layout and mode of the settings."""
+def _step(module: nn.Module, x: Tensor, point: Point, settings: Settings) -> Task:
+    """A step of the module, in the dtype and layout of the settings."""
     module = module.to(settings.device, getattr(torch, settings.dtype))
     if settings.channels_last:
         module = module.to(memory_format=torch.channels_last)
@@ -121,7 +132,7 @@ def prepared(module: nn.Module, x: Tensor, point: Point, settings: Settings) -> 
     return task(module, x, point.step)
 
 
-def maps(shape: Sequence[int], settings: Settings) -> Tensor:
+def random_maps(shape: Sequence[int], settings: Settings) -> Tensor:
     """A batch of normal random maps."""
     x = torch.randn(*shape, generator=torch.Generator().manual_seed(settings.seed))
     x = x.to(settings.device, getattr(torch, settings.dtype))
@@ -130,14 +141,19 @@ def maps(shape: Sequence[int], settings: Settings) -> Tensor:
 
 def _too_slow(seconds: float, point: Point, settings: Settings) -> str | None:
     limit = settings.time_limit_s
-    return None if seconds <= limit else f"{SLOW} {seconds:.1f} s at N = {point.side**2}, limit {limit:g} s"
+    if seconds <= limit:
+        return None
+    return f"one step takes {seconds:.1f} s at N = {point.side**2}, limit {limit:g} s"
 
 
 def _too_slow_before(results: Results, method: str, point: Point) -> str | None:
-    """The reason at a smaller map, if the method was too slow there already."""
+    """The reason at a smaller map, if the method was too slow there.
+
+    Only a method that was too slow was skipped after its memory had been measured.
+    """
     for earlier in results.measurements:
         smaller = earlier.point.side < point.side and replace(earlier.point, side=point.side) == point
-        if earlier.method == method and smaller and (earlier.skipped or "").startswith(SLOW):
+        if earlier.method == method and smaller and earlier.skipped and earlier.peak_bytes is not None:
             return earlier.skipped
     return None
 
@@ -147,7 +163,7 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
 
 
 class _Bar:
-    """A progress bar that is drawn between runs only: a thread that draws takes time from what is timed."""
+    """A progress bar that is drawn only between runs: a drawing thread would disturb the timing."""
 
     def __init__(self, progress: Progress, points: int, done: int) -> None:
         self._progress = progress
@@ -165,10 +181,3 @@ class _Bar:
         if time.monotonic() - self._drawn > 0.1:
             self._progress.refresh()
             self._drawn = time.monotonic()
-
-
-@contextmanager
-def _bar(console: Console, points: int, done: int) -> Iterator[_Bar]:
-    columns = (BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, auto_refresh=False, transient=True) as progress:
-        yield _Bar(progress, points, done)

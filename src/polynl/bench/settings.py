@@ -1,4 +1,4 @@
-"""The options of `polynl bench`, checked where they are declared."""
+"""The options of `polynl bench`."""
 
 from __future__ import annotations
 
@@ -10,34 +10,35 @@ from typing import Any, Literal
 import torch
 
 from polynl.bench.cases import BY_NAME, CASES
+from polynl.blocks.registry import BLOCKS
 from polynl.errors import SettingsError, check_choices, check_resume_or_overwrite
 
-# They say where a run is kept and not what it measures.
+# They do not change what is measured.
 ABOUT_THE_FILE = ("out", "resume", "overwrite")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What layers and networks have in common."""
+    """Options that layers and networks share."""
 
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where to run."""
+    """Device to run on."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of the input and of all parameters."""
+    """Data type of the input and of all parameters."""
     threads: int | None = None
-    """CPU threads of an operator; PyTorch's own choice unless given."""
+    """CPU threads per operator (default: PyTorch's choice)."""
     runs: int = 20
-    """Timed runs of every method at every size; the value shown is their median."""
+    """Timed runs per method and size; tables show their median."""
     compile: bool = False
     """Measure under torch.compile."""
     channels_last: bool = False
-    """Lay maps out with the channels last."""
+    """Use the channels-last memory format."""
     time_limit_s: float = 10.0
-    """A method is left out where one step takes longer than this, and at all larger maps."""
+    """Skip a method, here and on larger maps, once a step takes longer than this."""
     seed: int = 0
-    """Of inputs and parameters."""
+    """Random seed of inputs and parameters."""
     resume: bool = False
-    """Go on with the interrupted run in --out; the settings must be the same."""
+    """Resume the interrupted run in --out; the settings must be the same."""
     overwrite: bool = False
     """Replace the run in --out."""
 
@@ -46,7 +47,7 @@ class Settings:
             self._check(field.name, getattr(self, field.name))
         check_resume_or_overwrite(resume=self.resume, overwrite=self.overwrite)
         if self.device == "cuda" and not torch.cuda.is_available():
-            raise SettingsError("--device cuda: PyTorch sees no CUDA device here.")
+            raise SettingsError("--device cuda: PyTorch finds no CUDA device.")
 
     def _check(self, name: str, value: Any) -> None:
         values = value if isinstance(value, tuple) else (value,)
@@ -63,7 +64,7 @@ class Settings:
                 raise SettingsError(f"{option} {number}: expected a number above 0.")
 
     def measured(self) -> dict[str, Any]:
-        """The settings that a measurement depends on, as JSON has them."""
+        """The settings that a measurement depends on, as plain JSON."""
         return {
             field.name: list(value) if isinstance(value, tuple) else value
             for field in dataclasses.fields(self)
@@ -72,7 +73,7 @@ class Settings:
         }
 
     def command(self, *words: str) -> str:
-        """The command line that gives these settings, without what only says where the run is kept."""
+        """The command line that gives these settings, without --out, --resume and --overwrite."""
         parts = ["polynl", *words]
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -86,27 +87,27 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSettings(Settings):
-    """Run time and peak memory of one layer, against channels and against positions (the paper's Figure 2).
+    """Measure time and peak memory of single layers against channels and positions (the paper's Figure 2).
 
-    Writes layers.json, layers.md and the figures to --out. Layers start from random parameters.
+    Writes layers.json, layers.md and figures to --out. All layers have random parameters.
     """
 
     blocks: tuple[str, ...] = tuple(case.name for case in CASES)
-    """The layers; conv1x1 is always among them, since the others are divided by it."""
+    """Layers to measure; conv1x1 is always included as the reference."""
     peers: bool = False
-    """Also those of mmcv and timm, where installed."""
+    """Also measure the layers of mmcv and timm, if installed."""
     batch: int = 1
-    """Maps in a batch."""
+    """Batch size."""
     channels: tuple[int, ...] = (64, 128, 256, 512, 1024)
-    """Widths of the sweep over channels."""
+    """Numbers of channels in the sweep over channels."""
     at_side: int = 14
     """Side of the map in the sweep over channels."""
     sides: tuple[int, ...] = (14, 20, 28, 40, 56, 80, 112)
     """Sides of the square maps in the sweep over positions."""
     at_channels: int = 256
-    """Channels in the sweep over positions."""
+    """Number of channels in the sweep over positions."""
     memory_limit_gib: float = 4.0
-    """A quadratic layer is left out where the matrices it would need exceed this."""
+    """Skip a quadratic layer if its matrices would need more than this."""
     out: Path = Path("runs/bench/layers")
     """Folder for the results."""
 
@@ -117,23 +118,23 @@ class LayerSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class NetSettings(Settings):
-    """Whole networks with each block at each placement: latency, throughput, multiply-adds, peak memory.
+    """Measure whole networks with each block at each placement: latency, throughput, multiply-adds, memory.
 
-    Writes nets.json and nets.md to --out. Latency is that of a batch of one, throughput that of --batch.
+    Writes nets.json and nets.md to --out. Latency is measured with one image, throughput with --batch images.
     """
 
     network: str = "resnet50"
-    """What the blocks go into: resnet18, 50 or 101, mask_rcnn_resnet18 or 50, faces_resnet18 or 50."""
-    blocks: tuple[str, ...] = ("poly_nl", "non_local", "efficient_nl", "latent_gnn", "tesa")
-    """Blocks, by the names of `polynl bench layers`; the plain network is always there."""
+    """Network to insert them into: resnet18, 50 or 101, mask_rcnn_resnet18 or 50, faces_resnet18 or 50."""
+    blocks: tuple[str, ...] = tuple(name for name, entry in BLOCKS.items() if entry.in_paper)
+    """Blocks to insert, by their names in `polynl bench layers`; the plain network is always included."""
     placements: tuple[str, ...] = ("res4",)
-    """Where they go: res3, res4, res5, res345."""
+    """Where to insert them: res3, res4, res5, res345."""
     batch: int = 8
-    """Images in the batch that throughput is measured with."""
+    """Batch size for throughput, memory and training."""
     side: int = 224
     """Side of the square images."""
     training: bool = False
-    """Also time a forward and backward pass of the batch."""
+    """Also time a training step: forward and backward pass of the batch."""
     out: Path = Path("runs/bench/nets")
     """Folder for the results."""
 

@@ -1,4 +1,4 @@
-"""Images and maps over them, as data that a page holds itself."""
+"""Images, and heat maps over them, as data URIs."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import torch.nn.functional as F
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-# Colour-blind readers see its order too, and it rises in lightness, so that a print keeps it.
+# Its lightness rises steadily, so it is readable in print and by colour-blind readers.
 COLOURS = "viridis"
-# Pictures are at least so large, or cells of maps could not be told apart, and at most so, in pixels a side.
+# Pictures have at least and at most so many pixels per side; in smaller ones cells would be hard to see.
 SIDE, LARGEST = 176, 440
-# Smaller images are kept exactly: JPEG blurs what is drawn with sharp edges.
+# Images up to this size are stored exactly: JPEG would blur their edges.
 SMALL = 96
 Box = tuple[float, float, float, float]
 
 
 def data_uri(content: bytes, kind: str) -> str:
-    """What a page writes in place of an address."""
+    """The content as a data URI."""
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def image_uri(image: Tensor, box: Box | None = None) -> str:
-    """A uint8 image (3, h, w), with a box in its pixels if one is given."""
+    """A uint8 image (3, h, w), with a box in pixels if there is one."""
     if box is None and max(image.shape[1:]) <= SMALL:
         return _encoded(image, image, None, exact=True)
     return _encoded(_sized(image), image, box)
@@ -34,16 +34,20 @@ def image_uri(image: Tensor, box: Box | None = None) -> str:
 
 def overlay_uri(image: Tensor, heat: Tensor, box: Box | None = None) -> str:
     """The image in grey with a map (h, w) from 0 to 1 over it, and the box."""
-    large = _sized(image).float() / 255
-    grey = (large * torch.tensor([0.299, 0.587, 0.114])[:, None, None]).sum(0, keepdim=True)
-    smooth = F.interpolate(heat[None, None].float(), large.shape[1:], mode="bilinear", align_corners=False)
+    return _encoded(overlay(_sized(image), heat), image, box)
+
+
+def overlay(image: Tensor, heat: Tensor) -> Tensor:
+    """A uint8 image (3, h, w) in grey, with a map from 0 to 1 over it in colours."""
+    grey = (image.float() / 255 * torch.tensor([0.299, 0.587, 0.114])[:, None, None]).sum(0, keepdim=True)
+    smooth = F.interpolate(heat[None, None].float(), image.shape[1:], mode="bilinear", align_corners=False)
     colours = torch.from_numpy(matplotlib.colormaps[COLOURS](smooth[0, 0].clamp(0, 1).numpy())[..., :3])
     mixed = 0.4 * grey + 0.6 * colours.permute(2, 0, 1).float()
-    return _encoded((mixed * 255).round().to(torch.uint8), image, box)
+    return (mixed * 255).round().to(torch.uint8)
 
 
 def _sized(image: Tensor) -> Tensor:
-    """Small images with every pixel repeated, large ones reduced."""
+    """Small images with every pixel repeated, large ones downsampled."""
     longest = max(image.shape[1:])
     if longest > LARGEST:
         size = [max(1, round(side * LARGEST / longest)) for side in image.shape[1:]]
@@ -54,7 +58,7 @@ def _sized(image: Tensor) -> Tensor:
 
 
 def _outlined(picture: Image.Image, image: Tensor, box: Box) -> None:
-    """Draw a box that is given in pixels of the image: white on black, to be seen on everything."""
+    """Draw a box, given in pixels of the image, in white on black."""
     across, down = picture.width / image.shape[2], picture.height / image.shape[1]
     left, right = (min(max(round(x * across), 0), picture.width - 1) for x in (box[0], box[2]))
     top, bottom = (min(max(round(y * down), 0), picture.height - 1) for y in (box[1], box[3]))
@@ -77,13 +81,13 @@ def _encoded(picture: Tensor, image: Tensor, box: Box | None, *, exact: bool = F
 
 
 def colour_bar() -> str:
-    """The colours of `overlay_uri` from low to high, as CSS has a gradient."""
+    """The colours of `overlay` from low to high, as a CSS gradient."""
     stops = (matplotlib.colors.to_hex(matplotlib.colormaps[COLOURS](k / 8)) for k in range(9))
     return f"linear-gradient(to right, {', '.join(stops)})"
 
 
 def stretched(values: Tensor, low: float | None = None) -> Tensor:
-    """A map from 0, where it is lowest or `low`, to 1; all 0 where it is the same everywhere."""
+    """A map scaled to 0 (its minimum, or `low`) to 1; a constant map becomes 0."""
     values = values.nan_to_num(0.0, 0.0, 0.0)
     start = float(values.min()) if low is None else low
     span = float(values.max()) - start

@@ -1,9 +1,9 @@
-"""The page itself: everything that was gathered, in one HTML file that loads nothing."""
+"""The page: all results in one HTML file that loads nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -11,26 +11,28 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from polynl.bench.networks import network_table
-from polynl.report.figures import Figure, against_cost, curves, efficiency
+from polynl.bench.cases import STYLES
+from polynl.report.chart import svg, swatch
 from polynl.report.images import colour_bar
+from polynl.report.load import LoadedRuns
 from polynl.report.pictures import Pictures
-from polynl.report.tables import (
-    Sheet,
-    absolute_sheet,
-    accuracy_sheet,
-    environment_sheet,
-    plain_sheet,
-    ratio_sheet,
+from polynl.results.benchmark import STEPS, Axis, Results
+from polynl.results.charts import accuracy_and_cost, efficiency, training_curves
+from polynl.results.formats import plural
+from polynl.results.study import Study
+from polynl.results.tables import (
+    Table,
+    absolute_table,
+    accuracy_table,
+    environment_table,
+    network_table,
+    ratio_table,
 )
-from polynl.results.benchmark import Results
-from polynl.results.load import Gathered, Study
-from polynl.results.tables import counted, skipped_lines
 from polynl.train.recipe_file import write_yaml
 
 HERE = Path(__file__).parent
 TEMPLATE, STYLE, SCRIPT = "template.html.j2", "report.css", "report.js"
-# In the order of the page: the id that links lead to, and the heading.
+# In the order of the page: the id for links, and the heading.
 SECTIONS = {
     "accuracy": "Accuracy",
     "curves": "Training curves",
@@ -38,103 +40,86 @@ SECTIONS = {
     "networks": "Whole networks",
     "grad-cam": "Grad-CAM",
     "xyz": "X, Y and Z",
-    "influence": "Who contributes",
+    "influence": "Influence maps",
     "environment": "Environment and commands",
 }
 
 
-@dataclass(frozen=True)
-class Bench:
-    """A benchmark of layers: charts of ratios, their tables, and the figures themselves."""
-
-    name: str
-    about: str
-    figures: Sequence[Figure]
-    ratios: Sequence[Sheet]
-    absolutes: Sequence[Sheet]
-
-
-def page(found: Gathered, pictures: Sequence[Pictures], title: str, command: str) -> str:
+def render_page(runs: LoadedRuns, pictures: Sequence[Pictures], title: str, command: str) -> str:
     """The HTML."""
     content: dict[str, Any] = {
-        "studies": found.studies,
-        "accuracy": [(study, accuracy_sheet(study)) for study in found.studies],
-        "curves": [curves(study) for study in found.studies],
-        "costs": [figure for study in found.studies if (figure := against_cost(study))],
-        "benches": [_bench(name, r) for name, r in _named(found.benches, "layers")],
-        "networks": [_networks(name, r) for name, r in _named(found.benches, "nets")],
+        "papers": any(study.task_class.paper for study in runs.studies),
+        "accuracy": [(study, accuracy_table(study)) for study in runs.studies],
+        "curves": [training_curves(study) for study in runs.studies],
+        "costs": [figure for study in runs.studies if (figure := accuracy_and_cost(study))],
+        "layers": [_layer_section(name, r) for name, r in _of_kind(runs.benchmarks, "layers")],
+        "networks": [_network_section(name, r) for name, r in _of_kind(runs.benchmarks, "nets")],
         "pictures": pictures,
         "colour_bar": colour_bar(),
-        "environment": environment_sheet(found.origins),
-        "commands": list(dict.fromkeys([*(origin.command for origin in found.origins), command])),
-        "recipes": list(_recipes(found.studies)),
+        "environment": environment_table(runs.origins),
+        "commands": list(dict.fromkeys([*(origin.command for origin in runs.origins), command])),
+        "recipes": list(_recipes(runs.studies)),
     }
-    sections = {name: heading for name, heading in SECTIONS.items() if _has(name, content)}
+    # A section that has no content may say why.
+    filled: dict[str, Any] = {
+        "accuracy": runs.studies,
+        "curves": runs.studies,
+        "efficiency": content["layers"] or content["costs"],
+        "networks": content["networks"],
+        "grad-cam": pictures,
+        "xyz": any(p.norms or p.missing for p in pictures),
+        "influence": any(p.influence or p.missing or p.without_influence for p in pictures),
+        "environment": True,
+    }
+    trim: Any = {"trim_blocks": True, "lstrip_blocks": True}
     environment = Environment(
-        loader=FileSystemLoader(HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, **trim
     )
+    environment.globals.update(svg=svg, swatch=swatch)
     return environment.get_template(TEMPLATE).render(
         **content,
         title=title,
         today=date.today().isoformat(),
-        sections=sections,
-        # They are ours, and hold no "</style>" or "</script>".
+        sections={name: heading for name, heading in SECTIONS.items() if filled[name]},
+        # They are ours, and contain no "</style>" or "</script>".
         style=Markup((HERE / STYLE).read_text(encoding="utf-8")),
         script=Markup((HERE / SCRIPT).read_text(encoding="utf-8")),
     )
 
 
-def _has(section: str, content: dict[str, Any]) -> bool:
-    """Whether there is something in a section, or something that a reader would miss."""
-    pictures: Sequence[Pictures] = content["pictures"]
-    return {
-        "accuracy": bool(content["studies"]),
-        "curves": bool(content["studies"]),
-        "efficiency": bool(content["benches"]) or bool(content["costs"]),
-        "networks": bool(content["networks"]),
-        "grad-cam": bool(pictures),
-        "xyz": any(p.norms or p.missing for p in pictures),
-        "influence": any(p.influence or p.missing or p.without_influence for p in pictures),
-        "environment": True,
-    }[section]
-
-
-def _named(benches: Sequence[tuple[str, Results]], kind: str) -> list[tuple[str, Results]]:
-    """Those of a kind; one alone needs no name."""
-    found = [(name, results) for name, results in benches if results.kind == kind]
+def _of_kind(benchmarks: Sequence[tuple[str, Results]], kind: str) -> list[tuple[str, Results]]:
+    """The benchmarks of a kind; a single one needs no name."""
+    found = [(name, results) for name, results in benchmarks if results.kind == kind]
     return found if len(found) > 1 else [("", results) for _, results in found]
 
 
-def _bench(name: str, results: Results) -> Bench:
+def _layer_section(name: str, results: Results) -> dict[str, Any]:
+    """Charts of ratios, their tables, and the absolute values."""
     s = results.settings
-    runs = counted(s["runs"], "run")
+    runs = plural(s["runs"], "run")
     about = f"One layer, batch {s['batch']}, {s['dtype']} on {s['device'].upper()}; medians of {runs}."
-    steps: tuple[Any, ...] = ("forward", "training")
-    figures = [figure for step in steps if (figure := efficiency(results, step))]
-    axes = ("positions", "channels")
+    figures = [figure for step in STEPS if (figure := efficiency(results, step, STYLES))]
+    axes: tuple[Axis, ...] = ("positions", "channels")
     ratios, absolutes = (
-        [sheet for axis in axes if (sheet := make(results, axis)).columns]
-        for make in (ratio_sheet, absolute_sheet)
+        [table for axis in axes if (table := make(results, axis)).columns]
+        for make in (ratio_table, absolute_table)
     )
-    return Bench(name, about, figures, ratios, absolutes)
+    return {"name": name, "about": about, "figures": figures, "ratios": ratios, "absolutes": absolutes}
 
 
-def _networks(name: str, results: Results) -> tuple[Sheet, list[str]]:
+def _network_section(name: str, results: Results) -> tuple[Table, list[str]]:
     """The table, and what was not measured."""
-    return plain_sheet(name, network_table(results)), skipped_lines(results)
+    table = network_table(results)
+    return replace(table, title=f"{name}: {table.title}") if name else table, results.skipped_lines()
 
 
 def _recipes(studies: Sequence[Study]) -> Iterator[tuple[str, str]]:
-    """(whose, the YAML) of every recipe that is not there yet."""
+    """(whose, YAML) of every different recipe; the variants of a reproduction differ only in the block."""
     seen = set()
     for study in studies:
-        for variant in study.variants:
+        reproduced = study.variants[0].costs is not None
+        for variant in study.variants[:1] if reproduced else study.variants:
             text = write_yaml(variant.recipe)
             if text not in seen:
                 seen.add(text)
-                whose = study.title if variant.costs else f"{variant.label}: {variant.trainings[0].folder}"
-                yield whose, text
+                yield study.title if reproduced else f"{variant.label}: {variant.trainings[0].folder}", text

@@ -1,5 +1,5 @@
 "use strict";
-// Draws the influence maps: of the position under the pointer, the share of every other one.
+// Draws influence maps: the share of every position in what the block adds at the one under the pointer.
 (() => {
   const WARM = "213, 94, 0", COOL = "0, 114, 178";
   const STRONGEST = 3, SIDE = 640, STEPS = 127;
@@ -78,7 +78,7 @@
       context.fillText(text, x, y + 1);
     }
 
-    // The box of what a detector has found.
+    // The box of the detection.
     function found(width, height) {
       const box = current().box, [high, wide] = data.images[state.image].size;
       if (!box) return;
@@ -117,13 +117,13 @@
         lines.push(list);
         const same = rows === high && columns === wide;
         const own = same ? `Its own share is ${percent(values[state.row * columns + state.column])}. ` : "";
-        line("p", `${own}Those that work against it: ${against ? percent(against) : "none"}.`);
+        line("p", `${own}Negative shares: ${against ? percent(against) : "none"}.`);
       }
       if (current().found) line("p", `Dashed box: ${current().found}.`);
       readout.replaceChildren(...lines);
     }
 
-    // In the middle of the image, or of what a detector has found in it.
+    // Start in the middle of the image, or of the detection.
     function begin() {
       const { box, grid } = current(), [high, wide] = data.images[state.image].size;
       const [x, y] = box ? [(box[0] + box[2]) / 2 / wide, (box[1] + box[3]) / 2 / high] : [0.5, 0.5];

@@ -1,4 +1,4 @@
-"""`polynl report`: from folders of results to one file."""
+"""`polynl report`: one HTML page from the folders of runs."""
 
 from __future__ import annotations
 
@@ -10,24 +10,30 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from polynl.errors import SettingsError
+from polynl.errors import SettingsError, shortened
 from polynl.files import check_destination, write_atomically
-from polynl.report.page import page
-from polynl.report.pictures import Pictures, pictures_of
-from polynl.results.load import EXPECTED, Gathered, few, gathered
+from polynl.report.load import EXPECTED, LoadedRuns, load_runs
+from polynl.report.page import render_page
+from polynl.report.pictures import Pictures, study_pictures
+from polynl.results.study import Study
 
 REPORT = "report.html"
 
 
-def run_report(runs: Sequence[Path], out: Path, console: Console) -> Path:
-    """Write the page of what is in the folders; gives its path."""
-    if not runs:
-        raise SettingsError(f"name the folders to report: {EXPECTED}.")
+def run_report(folders: Sequence[Path], out: Path, console: Console) -> Path:
+    """Load the folders and write their page; returns its path."""
+    if not folders:
+        raise SettingsError(f"specify the folders to report: {EXPECTED}.")
     check_destination(out, "file", "--out")
-    found = gathered(runs)
-    pictures = _pictures(found, console)
-    title = found.studies[0].title if len(found.studies) == 1 else few([run.resolve().name for run in runs])
-    text = page(found, pictures, title, shlex.join(["polynl", *sys.argv[1:]]))
+    names = [folder.resolve().name for folder in folders]
+    return write_report(load_runs(folders), out, console, names)
+
+
+def write_report(runs: LoadedRuns, out: Path, console: Console, names: Sequence[str] = ()) -> Path:
+    """Write the page of the runs; `names` are its title unless there is just one study."""
+    pictures = [_pictures(study, console) for study in runs.studies]
+    title = runs.studies[0].title if len(runs.studies) == 1 else shortened(names)
+    text = render_page(runs, pictures, title, shlex.join(["polynl", *sys.argv[1:]]))
     write_atomically(out, text)
     size = f"{len(text.encode()) / 1e6:.2f} MB"
     console.print(
@@ -36,12 +42,9 @@ def run_report(runs: Sequence[Path], out: Path, console: Console) -> Path:
     return out
 
 
-def _pictures(found: Gathered, console: Console) -> list[Pictures]:
-    """Of every study; what could not be made is said here too."""
-    made = []
-    for study in found.studies:
-        console.print(escape(f"Drawing what the networks look at: {study.title} …"), highlight=False)
-        made.append(pictures_of(study))
-        for line in made[-1].missing:
-            console.print(escape(f"No pictures: {line}"), highlight=False, soft_wrap=True)
-    return made
+def _pictures(study: Study, console: Console) -> Pictures:
+    console.print(escape(f"Drawing what the networks look at: {study.title} …"), highlight=False)
+    pictures = study_pictures(study)
+    for line in pictures.missing:
+        console.print(escape(f"No pictures: {line}"), highlight=False, soft_wrap=True)
+    return pictures

@@ -1,1 +1,1 @@
-"""`polynl reproduce`: the paper in miniature, on the user's own machine."""
+"""`polynl reproduce`: the paper in miniature, on your own machine."""

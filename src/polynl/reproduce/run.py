@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -12,117 +11,120 @@ from collections.abc import Sequence
 import torch
 from rich.console import Console
 
+from polynl.bench import plots
 from polynl.environment import environment
 from polynl.errors import existing_run_error
 from polynl.files import write_atomically
-from polynl.report.run import REPORT, run_report
-from polynl.reproduce.costs import Cost, measured_costs
-from polynl.reproduce.figures import save_figures
-from polynl.reproduce.layers import measured_layers
-from polynl.reproduce.results import Outcome, accuracy_table
+from polynl.report.load import BENCHMARKS, LAYERS, STUDY, LoadedRuns
+from polynl.report.run import REPORT, write_report
 from polynl.reproduce.settings import QUICK, ReproduceSettings
-from polynl.reproduce.trainings import Training, train_all
-from polynl.results.load import BENCHES, LAYERS, RESULTS
-from polynl.results.tables import as_rich, counted, markdown_rows, origin
+from polynl.reproduce.timing import measure_costs, measure_layers
+from polynl.reproduce.trainings import recipe_in, train_all
+from polynl.results.charts import accuracy_and_cost, training_curves
+from polynl.results.study import Costs, Origin, Study, Training, study_title, variant_of
+from polynl.results.tables import accuracy_table, as_markdown, as_rich
 from polynl.train.recipe_file import load_recipe
 from polynl.train.run_folder import RECIPE, RunFolder
 
 NOTE = (
-    "Top-1 and Top-5: percent of held-out images, after the last epoch. MACs: multiply-adds for one image. "
-    "Forward, step: time of the network in inference and in training, divided by that without a block. "
-    "Paper: Top-1/Top-5 of ResNet-50 on ImageNet, another task than this one."
+    "Scores: percent on held-out images after the last epoch. MACs: multiply-adds per image. Forward, step: "
+    "time of a forward pass and of a training step, divided by that without a block."
 )
-QUICK_NOTE = "With --quick there is no time to learn: these accuracies mean nothing."
 
 
-def run_reproduce(settings: ReproduceSettings, console: Console, keys: Sequence[str] = ()) -> list[Outcome]:
+def run_reproduce(settings: ReproduceSettings, console: Console, keys: Sequence[str] = ()) -> Study:
     """All of `polynl reproduce`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     jobs = settings.jobs
     if jobs is None:
         jobs = 1 if torch.cuda.is_available() else cores
-    trainings = planned(settings, keys, threads=max(1, cores // jobs))
-    trainings[0].recipe.build_task().check()
-    _prepare(settings, trainings)
-    train_all(trainings, jobs, console)
-    console.print("Timing the networks, interleaved …", highlight=False)
-    costs = _costs(trainings)
-    outcomes = [
-        Outcome(block, {t.seed: t.rows() for t in trainings if t.block == block}, costs[block])
-        for block in settings.selected()
+    trainings = plan_trainings(settings, keys, threads=max(1, cores // jobs))
+    recipe_in(trainings[0]).build_task().check()
+    _prepare_folder(settings, trainings)
+    trainings = train_all(trainings, jobs, console)
+    console.print("Timing the networks …", highlight=False)
+    costs = _network_costs(trainings)
+    variants = [
+        variant_of([training for training in trainings if training.row == row], costs[row]) for row in costs
     ]
-    console.print(
-        f"Timing single layers, {'some seconds' if settings.quick else 'a minute'} …", highlight=False
+    study = Study(
+        study_title([trainings[0].recipe]),
+        trainings[0].recipe["task"],
+        variants,
+        [settings.out],
+        settings.quick,
     )
-    measured_layers(settings)
-    _write(settings, trainings[0], outcomes, console)
-    run_report([settings.out], settings.out / REPORT, console)
-    return outcomes
+    how_long = "a few seconds" if settings.quick else "about a minute"
+    console.print(f"Timing single layers, {how_long} …", highlight=False)
+    layers = measure_layers(settings)
+    machine = environment("cuda" if torch.cuda.is_available() else "cpu")
+    origin = Origin("polynl reproduce", shlex.join(["polynl", *sys.argv[1:]]), machine)
+    write_results(settings, study, origin, console)
+    found = LoadedRuns([study], origins=[origin])
+    found.add_benchmark(str(settings.out / LAYERS), layers)
+    write_report(found, settings.out / REPORT, console)
+    return study
 
 
-def planned(settings: ReproduceSettings, keys: Sequence[str], *, threads: int) -> list[Training]:
-    """A training for every block and seed, seed by seed."""
-    kind = "scenes" if settings.data is None else "folder"
+def plan_trainings(settings: ReproduceSettings, keys: Sequence[str], *, threads: int) -> list[Training]:
+    """A training per block and seed, seed by seed."""
+    name = "scenes" if settings.data is None else "folder"
     words = ["--threads", str(threads)]
     if settings.data is not None:
         words += ["--data.root", str(settings.data)]
     if settings.quick:
         words += QUICK if settings.data is None else ("--epochs", "1")
-    return [
-        Training(
-            block,
-            seed,
-            load_recipe(kind, ["--model.block", block, *words, "--seed", str(seed), *keys]),
-            settings.out / f"{block}-seed{seed}",
-        )
-        for seed in dict.fromkeys(settings.seeds)
-        for block in settings.selected()
-    ]
+    trainings = []
+    for seed in dict.fromkeys(settings.seeds):
+        for block in settings.selected():
+            recipe = load_recipe(name, ["--model.block", block, *words, "--seed", str(seed), *keys])
+            folder = settings.out / f"{block}-seed{seed}"
+            trainings.append(Training(folder, recipe.model_dump(mode="json"), seed))
+    return trainings
 
 
-def _prepare(settings: ReproduceSettings, trainings: Sequence[Training]) -> None:
-    """Go on with what is in the folder, or replace it, as the settings say; other files are left alone."""
-    begun = [training for training in trainings if (training.folder / RECIPE).exists()]
+def _prepare_folder(settings: ReproduceSettings, trainings: Sequence[Training]) -> None:
+    """Keep the trainings in --out or delete them, as the settings say; other files are left alone."""
+    started = [training for training in trainings if (training.folder / RECIPE).exists()]
     if settings.resume:
-        for training in begun:
-            RunFolder(training.folder).check_unchanged(training.recipe)
+        for training in started:
+            RunFolder(training.folder).check_unchanged(recipe_in(training))
     elif settings.overwrite:
-        for training in begun:
+        for training in started:
             shutil.rmtree(training.folder)
-    elif begun or any((settings.out / name).exists() for name in (RESULTS, f"{LAYERS}/{BENCHES[0]}")):
+    elif started or any((settings.out / name).exists() for name in (STUDY, f"{LAYERS}/{BENCHMARKS[0]}")):
         raise existing_run_error(settings.out, "results", it="them")
 
 
-def _costs(trainings: Sequence[Training]) -> dict[str, Cost]:
-    first = {training.block: training.recipe for training in reversed(trainings)}
-    models = {block: recipe.build_task().model() for block, recipe in first.items()}
-    recipe = trainings[0].recipe
-    return measured_costs(models, batch=recipe.total_batch(1), size=recipe.data.size)
+def _network_costs(trainings: Sequence[Training]) -> dict[str, Costs]:
+    """The costs of each variant, by row."""
+    first = {training.row: recipe_in(training) for training in reversed(trainings)}
+    rows = dict.fromkeys(training.row for training in trainings)
+    models = {row: first[row].build_task().model() for row in rows}
+    recipe = recipe_in(trainings[0])
+    return measure_costs(models, batch=recipe.total_batch(1), size=recipe.data.size)
 
 
-def _write(
-    settings: ReproduceSettings, training: Training, outcomes: Sequence[Outcome], console: Console
-) -> None:
-    folder, recipe = settings.out, training.recipe
-    where = "scenes" if settings.data is None else settings.data.name
-    seeds = ", ".join(str(seed) for seed in outcomes[0].runs)
-    title = f"A small ResNet on {where}, {counted(recipe.epochs, 'epoch')}, seed {seeds}"
-    table = accuracy_table(title, outcomes)
-    command = shlex.join(["polynl", *sys.argv[1:]])
-    machine = environment("cuda" if torch.cuda.is_available() else "cpu")
-    content = {
-        "command": command,
-        "quick": settings.quick,
-        "environment": machine,
-        "recipe": recipe.model_dump(mode="json"),
-        "outcomes": [outcome.to_json() for outcome in outcomes],
-    }
-    write_atomically(folder / RESULTS, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-    note = f"{NOTE} {QUICK_NOTE}" if settings.quick else NOTE
-    lines = [f"# {title}", "", origin(command, machine), "", *markdown_rows(table), "", note]
-    write_atomically(folder / "results.md", "\n".join(lines) + "\n")
-    figures = save_figures(outcomes, title, folder)
+def write_results(settings: ReproduceSettings, study: Study, origin: Origin, console: Console) -> None:
+    """Print the table; save it, the study and the figures."""
+    folder, paper = settings.out, study.task_class.paper
+    table = accuracy_table(study, compact=True)
+    seeds = ", ".join(str(training.seed) for training in study.variants[0].trainings)
+    title = f"{study.title}, seed {seeds}"
+    study.save(folder / STUDY, origin)
+    headings = "/".join(study.task_class.scores[score] for score in paper.scores) if paper else ""
+    compared = f"Paper: {headings} of {paper.setting}, another task than this one." if paper else ""
+    note = " ".join(part for part in (NOTE, compared, study.note) if part)
+    parts = [f"# {title}", str(origin), as_markdown(table), note]
+    write_atomically(folder / "results.md", "\n\n".join(parts) + "\n")
+    figures = {"curves": training_curves(study), "accuracy_and_cost": accuracy_and_cost(study)}
+    files = [
+        file
+        for name, figure in figures.items()
+        if figure is not None
+        for file in plots.save(plots.drawn(figure, title), folder / name)
+    ]
     console.print(as_rich(table))
     console.print(note, highlight=False)
-    names = ", ".join([RESULTS, "results.md", *(figure.name for figure in figures)])
+    names = ", ".join([STUDY, "results.md", *(file.name for file in files)])
     console.print(f"Written to {folder}: {names}, and a folder for every training.", highlight=False)

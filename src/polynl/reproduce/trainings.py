@@ -1,4 +1,4 @@
-"""Trainings side by side, each in a process of its own, so that every core has one."""
+"""Trainings in parallel, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -9,42 +9,36 @@ import queue
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from polynl.errors import RunStoppedError
+from polynl.results.study import Training
+from polynl.tasks.registry import task_class
 from polynl.train.config import Recipe
 from polynl.train.loop import train
 from polynl.train.progress import Display
+from polynl.train.recipe_file import parse_recipe
+from polynl.train.run_folder import METRICS
 
 
-@dataclass(frozen=True)
-class Training:
-    """One recipe with one seed, and the folder it trains in."""
+def recipe_in(training: Training) -> Recipe:
+    """The training's recipe, parsed."""
+    return parse_recipe(training.recipe, str(training.folder))
 
-    block: str
-    seed: int
-    recipe: Recipe
-    folder: Path
 
-    def rows(self) -> list[dict[str, Any]]:
-        """The figures of its epochs so far."""
-        path = self.folder / "metrics.json"
-        return json.loads(path.read_text()) if path.exists() else []
-
-    @property
-    def finished(self) -> bool:
-        """Whether its last epoch is done."""
-        return len(self.rows()) == self.recipe.epochs
+def with_rows(training: Training) -> Training:
+    """The training with the scores of the epochs in its folder."""
+    path = training.folder / f"{METRICS}.json"
+    return replace(training, rows=json.loads(path.read_text()) if path.exists() else [])
 
 
 @dataclass(frozen=True)
 class _News:
-    """What a training tells: how far it is, or why it failed."""
+    """A message from a training: its progress, or why it failed."""
 
     number: int
     done: int = 0
@@ -53,8 +47,12 @@ class _News:
     failure: str | None = None
 
 
-def train_all(trainings: Sequence[Training], jobs: int, console: Console) -> None:
-    """Train those that have not finished; when one fails, the others save what they have and stop too."""
+def train_all(trainings: Sequence[Training], jobs: int, console: Console) -> list[Training]:
+    """Run the trainings that have not finished; returns all with their scores.
+
+    If one fails, the others save a checkpoint and stop.
+    """
+    trainings = [with_rows(training) for training in trainings]
     context = multiprocessing.get_context("spawn")
     news: Any = context.Queue()
     waiting = [number for number, training in enumerate(trainings) if not training.finished]
@@ -76,21 +74,22 @@ def train_all(trainings: Sequence[Training], jobs: int, console: Console) -> Non
                 process.terminate()
             for process in running.values():
                 process.join()
+    return [with_rows(training) for training in trainings]
 
 
 def _train(number: int, training: Training, news: Any, parent: int) -> None:
-    """What the process of a training does."""
-    display = _Telling(number, news, parent)
+    """The body of a training's process."""
+    display = _Reporter(number, news, parent)
     try:
-        train(training.recipe, training.folder, Console(quiet=True), resume=True, display=display)
+        train(recipe_in(training), training.folder, Console(quiet=True), resume=True, display=display)
     except BaseException as error:
         message = str(error) if isinstance(error, ValueError | RuntimeError) else repr(error)
         news.put(_News(number, failure=message))
         raise SystemExit(1) from None
 
 
-class _Telling(Display):
-    """Sends what would be shown to the process that shows it."""
+class _Reporter(Display):
+    """Sends progress to the process that shows it."""
 
     def __init__(self, number: int, news: Any, parent: int) -> None:
         super().__init__(None)
@@ -106,7 +105,7 @@ class _Telling(Display):
 
 
 def _show(news: Any, progress: Progress, bars: Sequence[TaskID]) -> None:
-    """Take in what has arrived; wait for the first of it."""
+    """Show all messages that have arrived, after a short wait for the first."""
     wait = 0.2
     while True:
         try:
@@ -115,7 +114,7 @@ def _show(news: Any, progress: Progress, bars: Sequence[TaskID]) -> None:
             return
         if item.failure is not None:
             raise RunStoppedError(
-                f"{item.failure}\nThe other trainings are kept: --resume goes on with them."
+                f"{item.failure}\nThe other trainings are kept; continue them with --resume."
             )
         progress.start_task(bars[item.number])
         progress.update(bars[item.number], completed=item.done, total=item.steps, text=item.text)
@@ -125,16 +124,17 @@ def _show(news: Any, progress: Progress, bars: Sequence[TaskID]) -> None:
 def _ended(training: Training, code: int, progress: Progress, bar: TaskID) -> None:
     if code != 0:
         raise RunStoppedError(
-            f"the training in {training.folder} ended with code {code}: --resume goes on with it."
+            f"the training in {training.folder} ended with code {code}; continue it with --resume."
         )
-    scores = "  ".join(f"{name} {training.rows()[-1][name]:.1f}" for name in ("top1",))
+    task, last = task_class(training.recipe["task"]), with_rows(training).last
+    scores = "  ".join(f"{name} {last(name):.1f}" for name in task.headline[:1] if last(name) is not None)
     progress.stop_task(bar)
     progress.update(bar, text=scores)
 
 
 @contextmanager
 def _progress(console: Console, trainings: Sequence[Training]) -> Iterator[tuple[Progress, list[TaskID]]]:
-    """A bar for each training; where there is no terminal, a line for each at the end."""
+    """A bar per training; without a terminal, a line per training at the end."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(20),
@@ -146,17 +146,17 @@ def _progress(console: Console, trainings: Sequence[Training]) -> Iterator[tuple
 
 
 def _bar(progress: Progress, training: Training) -> TaskID:
-    name = f"{training.block}, seed {training.seed}"
+    name = f"{training.row}, seed {training.seed}"
     done = 1 if training.finished else 0
     return progress.add_task(name, total=1, completed=done, text="kept" if done else "waiting", start=False)
 
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM unwind, so that the trainings are told to stop."""
+    """Turn SIGTERM into an exception, so that the trainings are stopped too."""
 
     def stop(number: int, frame: Any) -> NoReturn:
-        raise RunStoppedError("stopped by SIGTERM: --resume goes on.", exit_code=128 + number)
+        raise RunStoppedError("stopped by SIGTERM; continue with --resume.", exit_code=128 + number)
 
     before = signal.signal(signal.SIGTERM, stop)
     try:

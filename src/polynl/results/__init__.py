@@ -1,1 +1,1 @@
-"""What runs leave behind, as data: trainings and their scores, benchmarks, tables."""
+"""Results as plain data: trainings, studies and benchmarks, with their tables and charts."""

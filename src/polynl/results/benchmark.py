@@ -1,30 +1,38 @@
-"""The file of a run: every raw time with its settings and environment, on disk after each measured point."""
+"""A benchmark: every raw time with its settings and environment, and the JSON file that holds them."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-from polynl.bench.measure import Step, quartiles
 from polynl.errors import SettingsError
 from polynl.files import write_atomically
 
 SCHEMA = 1
+Step = Literal["forward", "training"]
+STEPS: tuple[Step, ...] = get_args(Step)
+STEP_TITLES: dict[Step, str] = {"forward": "forward", "training": "forward + backward"}
+Axis = Literal["channels", "positions"]
 
 
 @dataclass(frozen=True, order=True)
 class Point:
-    """A size and a step, at which all methods are measured together; a network has no `channels`."""
+    """A size and a step at which all methods are measured together; `channels` is None for networks."""
 
     step: Step
     batch: int
     side: int
     channels: int | None = None
+
+    def size(self, axis: Axis) -> int:
+        """The channels, or the positions of one map."""
+        return self.side**2 if axis == "positions" else int(self.channels or 0)
 
     def __str__(self) -> str:
         sizes = (self.batch, self.channels, self.side, self.side)
@@ -33,7 +41,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One method at one point; `skipped` says why there are no times."""
+    """One method at one point; without times, `skipped` says why."""
 
     method: str
     point: Point
@@ -48,8 +56,11 @@ class Measurement:
 
     @property
     def quartiles(self) -> tuple[float, float] | None:
-        """Between them lies half of the runs."""
-        return quartiles(self.seconds) if self.seconds else None
+        """The first and third quartile of the runs."""
+        if len(self.seconds) < 2:
+            return (self.seconds[0], self.seconds[0]) if self.seconds else None
+        first, _, third = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        return first, third
 
     @property
     def spread(self) -> float | None:
@@ -59,7 +70,7 @@ class Measurement:
         return (self.quartiles[1] - self.quartiles[0]) / self.median
 
     def to_json(self) -> dict[str, Any]:
-        """The point's fields beside the measurement's, and the median for readers without a library."""
+        """The fields of the point and of the measurement, and the median for the reader's convenience."""
         return {
             "method": self.method,
             **dataclasses.asdict(self.point),
@@ -78,7 +89,7 @@ class Measurement:
 
 @dataclass
 class Results:
-    """A run, finished or not: `methods` maps each name to its label and what is known without measuring."""
+    """A benchmark, finished or not: `methods` maps each name to its label and its counted costs."""
 
     kind: str
     command: str
@@ -89,7 +100,7 @@ class Results:
     measurements: list[Measurement] = field(default_factory=list)
 
     def label(self, method: str) -> str:
-        """What a method is called in tables and figures."""
+        """The name of a method in tables and figures."""
         return str(self.methods[method]["label"])
 
     def at(self, method: str, point: Point) -> Measurement | None:
@@ -98,20 +109,58 @@ class Results:
 
     def ratio(self, measurement: Measurement) -> float | None:
         """The median divided by that of the reference at the same point."""
-        base = self.at(self.reference, measurement.point)
-        if base is None or base.median is None or measurement.median is None:
-            return None
-        return measurement.median / base.median
+        return self._divided(measurement, "median")
 
     def memory_ratio(self, measurement: Measurement) -> float | None:
         """The peak memory divided by that of the reference at the same point."""
+        return self._divided(measurement, "peak_bytes")
+
+    def _divided(self, measurement: Measurement, quantity: str) -> float | None:
         base = self.at(self.reference, measurement.point)
-        if base is None or not base.peak_bytes or measurement.peak_bytes is None:
-            return None
-        return measurement.peak_bytes / base.peak_bytes
+        below, value = getattr(base, quantity, None), getattr(measurement, quantity)
+        return value / below if below and value is not None else None
+
+    def sweep(self, axis: Axis, step: Step) -> list[Point]:
+        """The measured points along one axis, in ascending order."""
+        s = self.settings
+        sizes = {
+            "channels": {(s["at_side"], channels) for channels in s["channels"]},
+            "positions": {(side, s["at_channels"]) for side in s["sides"]},
+        }[axis]
+        points = {m.point for m in self.measurements if m.point.step == step}
+        wanted = (point for point in points if (point.side, point.channels) in sizes)
+        return sorted(wanted, key=lambda point: point.size(axis))
+
+    def along(self, points: Sequence[Point], method: str) -> list[Measurement]:
+        """The measurements of a method at these points."""
+        return [m for point in points if (m := self.at(method, point)) is not None]
+
+    def exponent(self, method: str, axis: Axis, step: Step) -> float | None:
+        """k of time ∝ size^k, over the top decade of the measured sizes."""
+        timed = [
+            (m.point.size(axis), m.median)
+            for m in self.along(self.sweep(axis, step), method)
+            if m.median is not None
+        ]
+        return fitted_exponent([size for size, _ in timed], [seconds for _, seconds in timed])
+
+    def skipped_lines(self, step: Step | None = None) -> list[str]:
+        """What was not measured and why: a line per method, step and width (default: of both steps)."""
+        groups: dict[tuple[str, Step, int | None], list[Measurement]] = {}
+        for m in self.measurements:
+            if m.skipped is not None and step in (None, m.point.step):
+                groups.setdefault((m.method, m.point.step, m.point.channels), []).append(m)
+        lines = []
+        for (method, at_step, channels), found in groups.items():
+            first = min(found, key=lambda m: m.point.side)
+            where = f"at N {'≥' if len(found) > 1 else '='} {first.point.side**2:,}"
+            width = "" if channels is None else f", {channels} channels"
+            what = f"{self.label(method)}, {STEP_TITLES[at_step]}{width}"
+            lines.append(f"{what}: not measured {where}: {first.skipped}")
+        return lines
 
     def save(self, path: Path) -> None:
-        """Write all of it or nothing: whoever reads, or kills this process, never sees half a file."""
+        """Write the file atomically: neither a reader nor a killed process leaves half of it."""
         content = {
             "schema": SCHEMA,
             **{f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "measurements"},
@@ -121,7 +170,7 @@ class Results:
 
     @classmethod
     def load(cls, path: Path) -> Results:
-        """The run in a file, or an error that says what is wrong with the file."""
+        """The benchmark in a file, or a SettingsError that says what is wrong with the file."""
         try:
             content = json.loads(path.read_text())
         except FileNotFoundError:
@@ -130,7 +179,9 @@ class Results:
             raise SettingsError(f"{path} is not the JSON of a benchmark: {error}") from error
         version = content.get("schema") if isinstance(content, dict) else None
         if version != SCHEMA:
-            raise SettingsError(f"{path} has schema {version!r}, and this version of polynl reads {SCHEMA}.")
+            raise SettingsError(
+                f"{path} has schema {version!r}; this version of polynl reads schema {SCHEMA}."
+            )
         try:
             fields = {f.name: content[f.name] for f in dataclasses.fields(cls)}
             fields["measurements"] = [Measurement.from_json(entry) for entry in fields["measurements"]]
@@ -142,7 +193,7 @@ class Results:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What differs between two settings or environments, a line each."""
+    """The differences between two settings or environments, one per line."""
     return [
         f"{name}: {_shown(old.get(name))} → {_shown(new.get(name))}"
         for name in dict.fromkeys([*old, *new])
@@ -152,3 +203,19 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 def _shown(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def fitted_exponent(sizes: Sequence[float], values: Sequence[float]) -> float | None:
+    """k of values ∝ sizes^k by least squares in logarithms, over the top decade of the sizes.
+
+    None if the decade has fewer than two sizes.
+
+    >>> round(fitted_exponent([1, 10, 20, 100], [7.0, 2.0, 8.0, 200.0]), 6)
+    2.0
+    """
+    top = max(sizes, default=0.0)
+    pairs = zip(sizes, values, strict=True)
+    points = [(math.log(size), math.log(value)) for size, value in pairs if size >= top / 10]
+    if len({x for x, _ in points}) < 2:
+        return None
+    return statistics.linear_regression(*zip(*points, strict=True)).slope

@@ -1,234 +1,344 @@
-"""Tables of a run, for the terminal and for Markdown."""
+"""The tables of results, as text in rows and columns, and their rendering in terminals and Markdown."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
 
-from polynl.bench.measure import Step, fitted_exponent
-from polynl.results.benchmark import Measurement, Point, Results
+from polynl.blocks.registry import NO_BLOCK
+from polynl.results.benchmark import STEP_TITLES, STEPS, Axis, Measurement, Point, Results, Step
+from polynl.results.formats import NOT_MEASURED, byte_size, duration, mean_and_spread, plural, ratio
+from polynl.results.study import Origin, Study, row_label
+from polynl.tasks.base import Task
 
-STEP_TITLES: dict[Step, str] = {"forward": "forward", "training": "forward + backward"}
-NOT_MEASURED = "–"
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns that belong together, under a common heading if there is one."""
+
+    heading: str
+    headings: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A label and the other cells; a faint row is only there for comparison."""
+
+    label: str
+    cells: Sequence[str]
+    faint: bool = False
 
 
 @dataclass(frozen=True)
 class Table:
-    """A heading, column headings, and rows of text."""
+    """A table whose first column has the rows' labels."""
 
     title: str
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    columns: Sequence[Columns]
+    rows: Sequence[Row]
+    corner: str = ""
+    """Heading of the first column."""
+    text: bool = False
+    """Whether the cells are words, not numbers to align."""
 
+    @classmethod
+    def flat(cls, title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+        """A table without common headings; labels and their heading come first."""
+        columns = [Columns("", headings[1:])]
+        return cls(title, columns, [Row(label, cells) for label, *cells in rows], corner=headings[0])
 
-@dataclass(frozen=True)
-class Sweep:
-    """The points of a run along one axis, at one step, in rising order."""
-
-    axis: str
-    points: Sequence[Point]
-
-    def sizes(self) -> list[int]:
-        """Channels, or positions."""
-        return [_size(self.axis, point) for point in self.points]
-
-
-def _size(axis: str, point: Point) -> int:
-    return point.side**2 if axis == "positions" else int(point.channels or 0)
-
-
-def sweep(results: Results, axis: str, step: Step) -> Sweep:
-    """The sweep over "channels" or "positions"."""
-    s = results.settings
-    wanted = {
-        "channels": {(s["at_side"], c) for c in s["channels"]},
-        "positions": {(side, s["at_channels"]) for side in s["sides"]},
-    }[axis]
-    points = {
-        m.point
-        for m in results.measurements
-        if m.point.step == step and (m.point.side, m.point.channels) in wanted
-    }
-    return Sweep(axis, sorted(points, key=lambda point: _size(axis, point)))
-
-
-def along(results: Results, sweep: Sweep, method: str) -> list[Measurement]:
-    """A method's measurements along a sweep."""
-    found = (results.at(method, point) for point in sweep.points)
-    return [measurement for measurement in found if measurement is not None]
-
-
-def exponent(results: Results, sweep: Sweep, method: str) -> float | None:
-    """k of time ∝ size^k over the top decade that the method reaches."""
-    timed = [
-        (_size(sweep.axis, m.point), m.median) for m in along(results, sweep, method) if m.median is not None
-    ]
-    return fitted_exponent([size for size, _ in timed], [seconds for _, seconds in timed])
-
-
-def layer_tables(results: Results) -> list[Table]:
-    """Time against channels, then time and peak memory against positions, for both steps."""
-    tables = []
-    s = results.settings
-    for step in ("forward", "training"):
-        over_channels, over_positions = sweep(results, "channels", step), sweep(results, "positions", step)
-        at_side, at_width = f"{s['at_side']}×{s['at_side']} positions", f"{s['at_channels']} channels"
-        tables += [
-            _sweep_table(f"Time, {STEP_TITLES[step]}, at {at_side}", results, over_channels, _time),
-            _sweep_table(f"Time, {STEP_TITLES[step]}, at {at_width}", results, over_positions, _time),
-            _sweep_table(
-                f"Peak memory, {STEP_TITLES[step]}, at {at_width}", results, over_positions, _memory
-            ),
-        ]
-    return tables
-
-
-Cell = Callable[[Results, Measurement], str]
-
-
-def _sweep_table(title: str, results: Results, sweep: Sweep, cell: Cell) -> Table:
-    symbol = "C" if sweep.axis == "channels" else "N"
-    with_time = cell is _time
-    headings = [f"{symbol} =", *(f"{size:,}" for size in sweep.sizes())]
-    headings += ["spread"] if with_time else []
-    headings += [f"{symbol}^k"] if with_time else []
-    rows = []
-    for method in results.methods:
-        found = along(results, sweep, method)
-        row = [results.label(method), *(cell(results, measurement) for measurement in found)]
-        if with_time:
-            spreads = [m.spread for m in found if m.spread is not None]
-            k = exponent(results, sweep, method)
-            row += [
-                f"{max(spreads):.0%}" if spreads else NOT_MEASURED,
-                NOT_MEASURED if k is None else f"{k:.2f}",
-            ]
-        rows.append(row)
-    return Table(
-        f"{title}: {results.label(results.reference)} in full, the others divided by it", headings, rows
-    )
-
-
-def _time(results: Results, measurement: Measurement) -> str:
-    return _cell(measurement, measurement.median, results.ratio(measurement), results, duration)
-
-
-def _memory(results: Results, measurement: Measurement) -> str:
-    return _cell(measurement, measurement.peak_bytes, results.memory_ratio(measurement), results, size_of)
-
-
-def _cell(
-    measurement: Measurement,
-    value: float | None,
-    ratio: float | None,
-    results: Results,
-    shown: Callable[[float], str],
-) -> str:
-    if value is None:
-        return NOT_MEASURED
-    if measurement.method == results.reference or ratio is None:
-        return shown(value)
-    return f"{ratio:.2f}" if ratio < 100 else f"{ratio:.0f}"
-
-
-def counted(number: int, noun: str) -> str:
-    """A number with its noun.
-
-    >>> counted(1, "thread"), counted(2, "thread")
-    ('1 thread', '2 threads')
-    """
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def duration(seconds: float) -> str:
-    """Seconds in a unit that suits them.
-
-    >>> duration(0.0123), duration(2.5), duration(4.2e-5)
-    ('12.3 ms', '2.50 s', '42.0 µs')
-    """
-    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
-        value = seconds * factor
-        if value >= 1 or unit == "µs":
-            break
-    return f"{value:.{max(0, 2 - len(str(int(value))) + 1)}f} {unit}"
-
-
-def size_of(count: float) -> str:
-    """Bytes in a unit that suits them.
-
-    >>> size_of(3 * 2**20), size_of(5 * 2**30), size_of(2048)
-    ('3.0 MiB', '5.0 GiB', '2.0 KiB')
-    """
-    for power, unit in ((30, "GiB"), (20, "MiB")):
-        if count >= 2**power:
-            return f"{count / 2**power:.1f} {unit}"
-    return f"{count / 2**10:.1f} KiB"
-
-
-def skipped_lines(results: Results, step: Step | None = None) -> list[str]:
-    """What was not measured and why, a line for each method, step and width; of one step if it is named."""
-    groups: dict[tuple[str, Step, int | None], list[Measurement]] = {}
-    for measurement in results.measurements:
-        point = measurement.point
-        if measurement.skipped is not None and step in (None, point.step):
-            groups.setdefault((measurement.method, point.step, point.channels), []).append(measurement)
-    lines = []
-    for (method, at_step, channels), found in groups.items():
-        first = min(found, key=lambda m: m.point.side)
-        where = (
-            f"from N = {first.point.side**2:,} on" if len(found) > 1 else f"at N = {first.point.side**2:,}"
-        )
-        width = "" if channels is None else f", {channels} channels"
-        lines.append(
-            f"{results.label(method)}, {STEP_TITLES[at_step]}{width}: not measured {where}: {first.skipped}"
-        )
-    return lines
+    def lines(self) -> list[list[str]]:
+        """The headings, then the rows, each with the first column."""
+        headings = [heading for group in self.columns for heading in group.headings]
+        return [[self.corner, *headings], *([row.label, *row.cells] for row in self.rows)]
 
 
 def as_rich(table: Table) -> RichTable:
     """For the terminal."""
-    shown = RichTable(title=table.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for number, cells in enumerate(zip(table.headings, *table.rows, strict=True)):
-        # Short cells stay on one line, so that a narrow terminal wraps the names instead.
+    shown = RichTable(
+        title=table.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True
+    )
+    lines = table.lines()
+    for number, cells in enumerate(zip(*lines, strict=True)):
+        # Short cells stay on one line, so that a narrow terminal wraps the labels instead.
         short = max(map(len, cells)) <= 10
-        shown.add_column(cells[0], justify="left" if number == 0 else "right", no_wrap=short)
-    for row in table.rows:
-        shown.add_row(*row)
+        align: Literal["left", "right"] = "left" if number == 0 else "right"
+        shown.add_column(cells[0], justify=align, no_wrap=short, overflow="fold")
+    for line in lines[1:]:
+        shown.add_row(*line)
     return shown
 
 
-def as_markdown(results: Results, tables: Iterable[Table]) -> str:
-    """A page that stands for itself: the command, the machine, the tables, what was not measured."""
-    lines = [origin(results.command, results.environment), ""]
-    for table in tables:
-        lines += [f"**{table.title}**", "", *markdown_rows(table), ""]
-    lines += [f"- {line}" for line in skipped_lines(results)]
-    return "\n".join(lines).rstrip() + "\n"
+def as_markdown(table: Table) -> str:
+    """Without the title."""
+    headings, *rows = table.lines()
+    ruler = ["---", *["---:"] * (len(headings) - 1)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, ruler, *rows))
 
 
-def origin(command: str, environment: Mapping[str, Any]) -> str:
-    """The command and the machine in one line."""
-    e = environment
-    cores = f"{counted(e['cores'], 'core')}, {counted(e['threads'], 'thread')}"
-    machine = f"{e['cpu']}, {cores}, torch {e['torch']}, polynl {e['polynl']}"
-    if "gpu" in e:
-        machine = f"{e['gpu']}, {machine}"
-    if not e["commit"]:
-        return f"`{command}` on {machine}."
-    # A plus tells that files had been changed.
-    commit = e["commit"][:10] + ("+" if e["commit"].endswith("+") else "")
-    return f"`{command}` on {machine}, commit {commit}."
+def benchmark_page(results: Results, tables: Iterable[Table]) -> str:
+    """A page of Markdown: the command, the machine, the tables, and what was not measured."""
+    parts = [str(Origin(results.kind, results.command, results.environment))]
+    parts += [f"**{table.title}**\n\n{as_markdown(table)}" for table in tables]
+    skipped = [f"- {line}" for line in results.skipped_lines()]
+    return "\n\n".join([*parts, *(["\n".join(skipped)] if skipped else [])]) + "\n"
 
 
-def markdown_rows(table: Table) -> list[str]:
-    """The lines of a table in Markdown, without its title."""
-    ruler = ["---", *["---:"] * (len(table.headings) - 1)]
-    return [_row(table.headings), _row(ruler), *map(_row, table.rows)]
+# Accuracy
 
 
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+@dataclass(frozen=True)
+class _Part:
+    """Columns of the accuracy table, and their cells by the rows' labels."""
+
+    columns: Columns
+    cells: Mapping[str, Sequence[str]]
+
+    def row(self, label: str) -> Sequence[str]:
+        return self.cells.get(label, [NOT_MEASURED] * len(self.columns.headings))
+
+
+def accuracy_table(study: Study, *, compact: bool = False) -> Table:
+    """The scores of a study next to those of the paper, which also has faint rows for what was not run.
+
+    A compact table, for terminals, has no gains, the paper's scores in one column, and no faint rows.
+    """
+    task, labels = study.task_class, {v.label: v.row for v in study.variants}
+    absent: dict[str, str] = {}
+    if task.paper is not None and not compact:
+        absent = {row_label(row): row for row in task.paper.rows if row not in labels.values()}
+    here, cost = _our_scores(study, compact=compact), _costs(study, compact=compact)
+    paper = [_paper_scores(task, labels | absent, compact=compact)] if task.paper is not None else []
+    parts = [here, cost, *paper] if compact else [here, *paper, cost]
+    rows = [
+        Row(label, [cell for part in parts for cell in part.row(label)], faint=label in absent)
+        for label in (*labels, *absent)
+    ]
+    title = study.title if compact else f"{study.title}; gain: in {task.scores[task.best_by]}"
+    return Table(title, [part.columns for part in parts], rows)
+
+
+def _our_scores(study: Study, *, compact: bool) -> _Part:
+    best, scores, plain = study.task_class.best_by, study.scores(), study.plain()
+    gains = _gains({v.label: v.last(best) for v in study.variants}, None if plain is None else plain.label)
+    cells = {
+        v.label: [*(mean_and_spread(v.last(score)) for score in scores), gains[v.label]]
+        for v in study.variants
+    }
+    shown = slice(len(scores) if compact else None)
+    headings = [*scores.values(), "gain"]
+    return _Part(Columns("here", headings[shown]), {label: row[shown] for label, row in cells.items()})
+
+
+def _paper_scores(task: type[Task], labels: Mapping[str, str], *, compact: bool) -> _Part:
+    """The paper's scores with as many digits as it prints; `labels` are those of the rows."""
+    paper = task.paper
+    assert paper is not None
+    gains = _gains({row: [paper.figures(row)[task.best_by]] for row in paper.rows}, NO_BLOCK)
+    cells = {}
+    for label, row in labels.items():
+        texts = [f"{score:.{paper.digits}f}" for score in paper.rows.get(row, ())]
+        if texts:
+            cells[label] = [" / ".join(texts)] if compact else [*texts, gains[row]]
+    headings = ["paper"] if compact else [*(task.scores[score] for score in paper.scores), "gain"]
+    return _Part(Columns(f"the paper: {paper.setting}", headings), cells)
+
+
+def _gains(values: Mapping[str, Sequence[float]], base: str | None) -> dict[str, str]:
+    """How many points each mean is above that of the base."""
+    means = {name: statistics.mean(found) for name, found in values.items() if found}
+    if base is None or base not in means:
+        return dict.fromkeys(values, NOT_MEASURED)
+    shown = {name: f"{mean - means[base]:+.1f}".replace("-", "−") for name, mean in means.items()}
+    return dict.fromkeys(values, NOT_MEASURED) | shown | {base: ""}
+
+
+def _costs(study: Study, *, compact: bool) -> _Part:
+    """Costs, times being ratios to the network without a block; the training time if none were measured."""
+    plain = study.plain()
+    base = None if plain is None else plain.costs
+    if base is None:
+        return _Part(Columns("cost", ["training"]), {v.label: [duration(v.seconds)] for v in study.variants})
+    cells = {
+        v.label: [
+            f"{v.costs.parameters / 1e3:.1f} k",
+            f"{v.costs.multiply_adds / 1e6:.2f} M",
+            f"{v.costs.forward_seconds / base.forward_seconds:.2f}×",
+            f"{v.costs.training_seconds / base.training_seconds:.2f}×",
+        ]
+        for v in study.variants
+        if v.costs is not None
+    }
+    names = ["params", "MACs", "forward", "step"]
+    long = ["parameters", "multiply-adds", "forward", "training step"]
+    return _Part(Columns("cost", names if compact else long), cells)
+
+
+# Layers
+
+
+@dataclass(frozen=True)
+class _Quantity:
+    """Time or memory: its text, and its ratio to that of the reference."""
+
+    name: str
+    text: Callable[[Measurement], str]
+    ratio: Callable[[Results, Measurement], float | None]
+
+    def shown(self, results: Results, measurement: Measurement) -> str:
+        """In full for the reference, else as a ratio to it."""
+        divided = self.ratio(results, measurement)
+        if measurement.method == results.reference or divided is None:
+            return self.text(measurement)
+        return ratio(divided)
+
+
+def _text(value: float | None, unit: Callable[[float], str]) -> str:
+    return NOT_MEASURED if value is None else unit(value)
+
+
+TIME = _Quantity("time", lambda m: _text(m.median, duration), Results.ratio)
+MEMORY = _Quantity("peak memory", lambda m: _text(m.peak_bytes, byte_size), Results.memory_ratio)
+
+
+def place_of(results: Results, axis: Axis) -> str:
+    """What is fixed along an axis."""
+    s = results.settings
+    return (
+        f"{s['at_channels']} channels" if axis == "positions" else f"{s['at_side']}×{s['at_side']} positions"
+    )
+
+
+def layer_tables(results: Results) -> list[Table]:
+    """Time against channels, then time and peak memory against positions, for both steps."""
+    wanted: list[tuple[_Quantity, Axis]] = [(TIME, "channels"), (TIME, "positions"), (MEMORY, "positions")]
+    return [_layer_table(results, quantity, axis, step) for step in STEPS for quantity, axis in wanted]
+
+
+def _layer_table(results: Results, quantity: _Quantity, axis: Axis, step: Step) -> Table:
+    symbol, points = "C" if axis == "channels" else "N", results.sweep(axis, step)
+    headings = [f"{symbol} =", *(f"{point.size(axis):,}" for point in points)]
+    headings += ["spread", f"{symbol}^k"] if quantity is TIME else []
+    rows = []
+    for method in results.methods:
+        found = results.along(points, method)
+        row = [results.label(method), *(quantity.shown(results, m) for m in found)]
+        if quantity is TIME:
+            spread = max((m.spread for m in found if m.spread is not None), default=None)
+            exponent = results.exponent(method, axis, step)
+            row += [_text(spread, "{:.0%}".format), _text(exponent, "{:.2f}".format)]
+        rows.append(row)
+    title = f"{quantity.name.capitalize()}, {STEP_TITLES[step]}, at {place_of(results, axis)}"
+    return Table.flat(
+        f"{title}: {results.label(results.reference)} in full, the others divided by it", headings, rows
+    )
+
+
+def ratio_table(results: Results, axis: Axis) -> Table:
+    """Time, and against positions memory too, divided by that of the reference; for both steps."""
+    texts = {TIME.name: lambda m: ratio(results.ratio(m))}
+    if axis == "positions":
+        texts[MEMORY.name] = lambda m: ratio(results.memory_ratio(m))
+    title = f"Against {axis}, {place_of(results, axis)}: divided by the {results.label(results.reference)}"
+    return _sweep_table(results, axis, title, texts)
+
+
+def absolute_table(results: Results, axis: Axis) -> Table:
+    """Median times and peak memory; for both steps."""
+    texts = {"median time": TIME.text, MEMORY.name: MEMORY.text}
+    return _sweep_table(results, axis, f"Against {axis}, {place_of(results, axis)}", texts)
+
+
+def _sweep_table(
+    results: Results, axis: Axis, title: str, texts: Mapping[str, Callable[[Measurement], str]]
+) -> Table:
+    """A column per quantity, step and size; for an interrupted run, those that it reached."""
+    sweeps = {step: points for step in STEPS if (points := results.sweep(axis, step))}
+    columns = [
+        Columns(f"{name}, {STEP_TITLES[step]}", [f"{point.size(axis):,}" for point in points])
+        for name in texts
+        for step, points in sweeps.items()
+    ]
+    every = [point for points in sweeps.values() for point in points]
+    rows = []
+    for method in results.methods:
+        found = [results.at(method, point) for point in every]
+        cells = [NOT_MEASURED if m is None else text(m) for text in texts.values() for m in found]
+        rows.append(Row(results.label(method), cells))
+    return Table(title, columns, rows, corner="positions N" if axis == "positions" else "channels C")
+
+
+# Networks
+
+
+def network_table(results: Results) -> Table:
+    """The costs of each variant, in brackets divided by those of the plain network."""
+    s, base = results.settings, results.methods[results.reference]
+    images = f"{s['batch']} images"
+    headings = ["network", "parameters", "multiply-adds", "latency, 1 image", "images/s", f"memory, {images}"]
+    headings += [f"training step, {images}"] if s["training"] else []
+    rows = []
+    for method, known in results.methods.items():
+        one = results.at(method, Point("forward", 1, s["side"]))
+        many = results.at(method, Point("forward", s["batch"], s["side"]))
+        cells = [
+            _with_ratio(f"{known[name] / scale:.2f} {unit}", known[name] / base[name])
+            for name, scale, unit in (("parameters", 1e6, "M"), ("multiply_adds", 1e9, "G"))
+        ]
+        cells += [_network_cell(results, one, TIME), _throughput(results, many)]
+        cells.append(_network_cell(results, many, MEMORY))
+        if s["training"]:
+            step = results.at(method, Point("training", s["batch"], s["side"]))
+            cells.append(_network_cell(results, step, TIME))
+        rows.append([known["label"], *cells])
+    size = f"{s['side']}×{s['side']}, {s['dtype']}, median of {plural(s['runs'], 'run')}"
+    title = f"{results.label(results.reference)} at {size}; in brackets, divided by the plain network"
+    return Table.flat(title, headings, rows)
+
+
+def _with_ratio(text: str, divided: float | None) -> str:
+    return text if divided is None else f"{text} ({divided:.2f})"
+
+
+def _network_cell(results: Results, measurement: Measurement | None, quantity: _Quantity) -> str:
+    if measurement is None:
+        return NOT_MEASURED
+    return _with_ratio(quantity.text(measurement), quantity.ratio(results, measurement))
+
+
+def _throughput(results: Results, measurement: Measurement | None) -> str:
+    if measurement is None or measurement.median is None:
+        return NOT_MEASURED
+    divided = results.ratio(measurement)
+    text = f"{measurement.point.batch / measurement.median:.1f}"
+    return _with_ratio(text, None if divided is None else 1 / divided)
+
+
+# Environments
+
+
+# They differ between the trainings of one command, and recipes and tables show them.
+PER_RUN = ("seed", "threads")
+
+
+def environment_table(origins: Sequence[Origin]) -> Table:
+    """A column per machine; the commands that ran on it share the column."""
+    machines: dict[str, list[Origin]] = {}
+    for origin in origins:
+        machines.setdefault(repr(_facts(origin)), []).append(origin)
+    columns = [", ".join(dict.fromkeys(origin.what for origin in same)) for same in machines.values()]
+    facts = [_facts(same[0]) for same in machines.values()]
+    names = dict.fromkeys(name for found in facts for name in found)
+    rows = [Row(name, [found.get(name, NOT_MEASURED) for found in facts]) for name in names]
+    return Table("Machine and software", [Columns("", columns)], rows, text=True)
+
+
+def _facts(origin: Origin) -> dict[str, str]:
+    facts: dict[str, Any] = {k: v for k, v in origin.environment.items() if k not in PER_RUN and v}
+    variables = facts.pop("variables", {})
+    return {name.replace("_", " "): str(value) for name, value in facts.items()} | variables

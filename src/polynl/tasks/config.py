@@ -48,7 +48,9 @@ class FilesConfig(SourceConfig):
     def check_root(self) -> None:
         """Raise a SettingsError if there is no such folder."""
         if not self.root.is_dir():
-            raise SettingsError(f"data.root: there is no folder {self.root}. Give yours: --data.root DIR")
+            raise SettingsError(
+                f"data.root: there is no folder {self.root}.", hint=" Give yours: --data.root DIR"
+            )
 
 
 class AnnotatedConfig(FlipConfig, FilesConfig):
@@ -70,8 +72,8 @@ class AnnotatedConfig(FlipConfig, FilesConfig):
                 there = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
                 raise SettingsError(
                     f"data.{key}: there is no {'file' if is_file else 'folder'} {path}."
-                    f"{near_matches(path.name, sorted(there))} "
-                    f"Give yours, relative to data.root: --data.{key.replace('_', '-')} NAME"
+                    f"{near_matches(path.name, sorted(there))}",
+                    hint=f" Give yours, relative to data.root: --data.{key.replace('_', '-')} NAME",
                 )
 
     def places(self, split: Split) -> tuple[Path, Path]:

@@ -62,9 +62,9 @@ class ImageFolderConfig(NormalisedConfig, FlipConfig, FilesConfig):
             if not folder.is_dir():
                 there = sorted(entry.name for entry in self.root.iterdir() if entry.is_dir())
                 raise SettingsError(
-                    f"data.root: {self.root} has no folder {split!r}.{near_matches(split, there)}\n"
-                    "Expected <root>/train/<class>/ and <root>/val/<class>/; "
-                    "for other names use --data.train and --data.val."
+                    f"data.root: {self.root} has no folder {split!r}.{near_matches(split, there)}",
+                    hint="\nExpected <root>/train/<class>/ and <root>/val/<class>/; "
+                    "for other names use --data.train and --data.val.",
                 )
             classes[split] = {entry.name for entry in folder.iterdir() if entry.is_dir()}
             if len(classes[split]) < 2:

@@ -1,0 +1,186 @@
+"""The charts of results, described once: the page draws them as SVG, matplotlib as files."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from polynl.blocks.registry import BLOCKS, GREY, NO_BLOCK, NO_BLOCK_STYLE, Line, Style
+from polynl.results.benchmark import STEP_TITLES, Axis, Measurement, Results, Step
+from polynl.results.study import Study, Variant
+from polynl.results.tables import place_of
+
+STYLES = {NO_BLOCK: NO_BLOCK_STYLE} | {name: entry.style for name, entry in BLOCKS.items()}
+OTHER_STYLE = Style(GREY, "8", ":")
+# Variants of one block share its colour; the second has the second line and marker, and so on.
+LINES: tuple[Line, ...] = ("-", "--", ":", "-.")
+MARKERS = "vs^D"
+# The block that this package is about stands out.
+EMPHASIS = "poly_nl"
+
+
+@dataclass(frozen=True)
+class Series:
+    """An entry of a legend."""
+
+    label: str
+    style: Style
+    emphasis: bool = False
+    exponent: float | None = None
+    """k of time ∝ positions^k."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points from left to right; `ends` are the lower and upper end of a range at each, if there is one."""
+
+    series: Series
+    points: Sequence[tuple[float, float]]
+    ends: Sequence[tuple[float, float]] = ()
+    bars: bool = False
+    """Draw the ranges as bars, not as a band."""
+    joined: bool = True
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves on common axes; `missing`: values of x that were not measured; `level`: a horizontal line."""
+
+    title: str
+    x_label: str
+    y_label: str
+    curves: Sequence[Curve]
+    log: tuple[bool, bool] = (False, False)
+    x_ticks: Sequence[float] = ()
+    level: float | None = None
+    missing: Sequence[tuple[float, Style]] = ()
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Charts that share a legend."""
+
+    title: str
+    charts: Sequence[Chart]
+    legend: Sequence[Series]
+    notes: Sequence[str] = ()
+
+
+def training_curves(study: Study) -> Figure:
+    """The headline scores and the loss against epochs: the mean over seeds, and their range."""
+    computed, headline = study.scores(), study.task_class.headline
+    drawn = [(score, computed[score], f"{computed[score]}, %") for score in headline if score in computed]
+    charts = []
+    for score, name, y_label in (*drawn, ("loss", "training loss", "training loss")):
+        curves = []
+        for variant, series in _series(study):
+            found = variant.history(score)
+            points = [(float(epoch), statistics.mean(values)) for epoch, values in found]
+            ends = [(min(values), max(values)) for _, values in found]
+            curves += [Curve(series, points, ends)] if points else []
+        if curves:
+            charts.append(Chart(name[0].upper() + name[1:], "epoch", y_label, curves))
+    return Figure(study.title, charts, [series for _, series in _series(study)])
+
+
+def accuracy_and_cost(study: Study) -> Figure | None:
+    """The best score against the time of both steps: a point per variant, with the range of its seeds."""
+    score = study.task_class.best_by
+    heading, plain = study.scores().get(score), study.plain()
+    if heading is None or plain is None or plain.costs is None:
+        return None
+    charts = []
+    for cost, step in (("forward_seconds", "forward pass"), ("training_seconds", "training step")):
+        curves = []
+        for variant, series in _series(study):
+            values = variant.last(score)
+            if values and variant.costs is not None:
+                x = getattr(variant.costs, cost) / getattr(plain.costs, cost)
+                point, ends = (x, statistics.mean(values)), (min(values), max(values))
+                curves.append(Curve(series, [point], [ends], bars=True, joined=False))
+        x_label = f"time of a {step} ÷ without a block"
+        charts.append(Chart(f"{heading} against the {step}", x_label, f"{heading}, %", curves))
+    return Figure(study.title, charts, [series for _, series in _series(study)])
+
+
+def _series(study: Study) -> Iterator[tuple[Variant, Series]]:
+    """Every variant with the style of its block, changed if the block came before."""
+    seen: dict[str, int] = {}
+    for variant in study.variants:
+        block = variant.block
+        style = (
+            NO_BLOCK_STYLE if block == NO_BLOCK else BLOCKS[block].style if block in BLOCKS else OTHER_STYLE
+        )
+        again = seen[block] = seen.get(block, -1) + 1
+        if again:
+            style = Style(style.colour, MARKERS[(again - 1) % len(MARKERS)], LINES[again % len(LINES)])
+        yield variant, Series(variant.label, style, variant.row == EMPHASIS)
+
+
+@dataclass(frozen=True)
+class _Panel:
+    quantity: Literal["time", "memory"]
+    axis: Axis
+
+    def value(self, results: Results, m: Measurement, *, absolute: bool) -> float | None:
+        """Milliseconds or MiB, or the ratio to the reference."""
+        if self.quantity == "time":
+            return results.ratio(m) if not absolute else None if m.median is None else m.median * 1e3
+        if not absolute:
+            return results.memory_ratio(m)
+        return None if m.peak_bytes is None else m.peak_bytes / 2**20
+
+
+# In the order of the paper's Figure 2.
+PANELS = (_Panel("time", "channels"), _Panel("time", "positions"), _Panel("memory", "positions"))
+
+
+def efficiency(
+    results: Results, step: Step, styles: Mapping[str, Style], *, absolute: bool = False
+) -> Figure | None:
+    """Time and memory of each layer, divided by those of the reference or absolute with quartiles."""
+    legend = {
+        method: Series(
+            results.label(method),
+            styles.get(method, OTHER_STYLE),
+            method == EMPHASIS,
+            results.exponent(method, "positions", step),
+        )
+        for method in results.methods
+    }
+    charts = [_sweep_chart(results, panel, step, legend, absolute=absolute) for panel in PANELS]
+    # A chart of files stays in its place even if nothing was measured.
+    kept = [chart for chart in charts if absolute or chart.curves]
+    title = STEP_TITLES[step].capitalize()
+    return Figure(title, kept, list(legend.values()), results.skipped_lines(step)) if kept else None
+
+
+def _sweep_chart(
+    results: Results, panel: _Panel, step: Step, legend: Mapping[str, Series], *, absolute: bool
+) -> Chart:
+    points = results.sweep(panel.axis, step)
+    curves, missing = [], []
+    for method, series in legend.items():
+        found = [
+            (float(m.point.size(panel.axis)), panel.value(results, m, absolute=absolute), m)
+            for m in results.along(points, method)
+        ]
+        missing += [(x, series.style) for x, value, m in found if value is None and m.skipped]
+        values = [(x, value) for x, value, _ in found if value]
+        timed = absolute and panel.quantity == "time"
+        ends = [(1e3 * q[0], 1e3 * q[1]) for _, value, m in found if timed and value and (q := m.quartiles)]
+        if values:
+            curves.append(Curve(series, values, ends, bars=True))
+    units = {"time": "ms", "memory": "MiB"}
+    return Chart(
+        f"{panel.quantity.capitalize()} against {panel.axis}, {place_of(results, panel.axis)}",
+        "positions N" if panel.axis == "positions" else "channels C",
+        units[panel.quantity] if absolute else f"{panel.quantity} ÷ convolution",
+        curves,
+        log=(True, True),
+        x_ticks=[float(point.size(panel.axis)) for point in points],
+        level=None if absolute else 1.0,
+        missing=missing,
+    )

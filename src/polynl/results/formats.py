@@ -1,0 +1,85 @@
+"""Numbers as text, the same in every table, chart and message."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+NOT_MEASURED = "–"
+SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+TIME_UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun.
+
+    >>> plural(1, "thread"), plural(2, "thread")
+    ('1 thread', '2 threads')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """Seconds with three digits, in the largest unit of which there is at least one.
+
+    >>> duration(4.2e-5), duration(0.0123), duration(2.5), duration(95), duration(5400)
+    ('42.0 µs', '12.3 ms', '2.50 s', '1.58 min', '1.50 h')
+    """
+    size, unit = next((entry for entry in TIME_UNITS if seconds >= entry[0]), TIME_UNITS[-1])
+    value = seconds / size
+    return f"{value:.{max(0, 3 - len(str(int(value))))}f} {unit}"
+
+
+def byte_size(count: float) -> str:
+    """A number of bytes in binary units.
+
+    >>> byte_size(3 * 2**20), byte_size(5 * 2**30), byte_size(2048)
+    ('3.0 MiB', '5.0 GiB', '2.0 KiB')
+    """
+    power, unit = next((entry for entry in ((30, "GiB"), (20, "MiB")) if count >= 2 ** entry[0]), (10, "KiB"))
+    return f"{count / 2**power:.1f} {unit}"
+
+
+def ratio(value: float | None) -> str:
+    """A quotient of two measurements.
+
+    >>> ratio(1.234), ratio(1234.5), ratio(None)
+    ('1.23', '1,234', '–')
+    """
+    if value is None:
+        return NOT_MEASURED
+    return f"{value:.2f}" if value < 100 else f"{value:,.0f}"
+
+
+def mean_and_spread(values: Sequence[float]) -> str:
+    """The mean and, for several values, their standard deviation.
+
+    >>> mean_and_spread([70.0]), mean_and_spread([70.0, 72.0]), mean_and_spread([])
+    ('70.0', '71.0 ± 1.4', '–')
+    """
+    if not values:
+        return NOT_MEASURED
+    mean = f"{statistics.mean(values):.1f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.1f}"
+
+
+def number(value: float) -> str:
+    """A number with about two or three digits.
+
+    >>> number(3136), number(0.25), number(49.123), number(2.0), number(0.0661), number(4.6e-05)
+    ('3,136', '0.25', '49.1', '2', '0.066', '4.6·10⁻⁵')
+    """
+    if not math.isfinite(value):
+        return "not a number"
+    size = abs(value)
+    if value == int(value) and size < 1e9:
+        text = f"{int(value):,}"
+    elif size < 1e-3 or size >= 1e9:
+        digits, _, power = f"{value:.1e}".partition("e")
+        text = f"{digits}·10{str(int(power)).translate(SUPERSCRIPT)}"
+    elif size < 0.1:
+        text = f"{value:.2g}"
+    else:
+        text = f"{value:.{0 if size >= 100 else 1 if size >= 10 else 2}f}"
+    return text.replace("-", "−")

@@ -1,0 +1,278 @@
+"""Trainings and what they are compared as: seeds make a variant, variants make a study."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from polynl.blocks.registry import BLOCKS, NO_BLOCK, NO_BLOCK_LABEL
+from polynl.errors import SettingsError
+from polynl.files import read_json, write_atomically
+from polynl.results.formats import plural
+from polynl.tasks.base import Task
+from polynl.tasks.registry import task_class
+
+LABELS = {NO_BLOCK: NO_BLOCK_LABEL} | {name: entry.label for name, entry in BLOCKS.items()}
+# A row's name leaves out this placement.
+PLACEMENT = "res4"
+QUICK_NOTE = "Made with --quick: the networks had no time to learn, so these scores mean nothing."
+
+
+def row_name(block: str, placement: str | list[str]) -> str:
+    """The name of a variant's row in the paper's tables.
+
+    >>> row_name("poly_nl", "res4"), row_name("poly_nl", "res3"), row_name("none", "res3")
+    ('poly_nl', 'poly_nl@res3', 'none')
+    """
+    if block == NO_BLOCK or placement == PLACEMENT:
+        return block
+    return f"{block}@{placement if isinstance(placement, str) else '+'.join(placement)}"
+
+
+def row_label(row: str) -> str:
+    """The row's name in tables and figures.
+
+    >>> row_label("poly_nl"), row_label("poly_nl@res3"), row_label("none")
+    ('Poly-NL', 'Poly-NL at res3', 'no block')
+    """
+    block, _, placement = row.partition("@")
+    label = LABELS.get(block, block)
+    return f"{label} at {placement}" if placement else label
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where results come from: the command and the environment it ran in."""
+
+    what: str
+    command: str
+    environment: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.command, str):
+            raise TypeError(f"command={self.command!r}: expected a string")
+        if not isinstance(self.environment, dict):
+            raise TypeError(f"environment={self.environment!r}: expected an object")
+        if not isinstance(variables := self.environment.get("variables", {}), dict):
+            raise TypeError(f"variables={variables!r}: expected an object")
+
+    def __str__(self) -> str:
+        """The command and the machine in one line of Markdown."""
+        e = self.environment
+        machine = [
+            *([e["gpu"]] if "gpu" in e else []),
+            *(e["cpu"], plural(e["cores"], "core"), plural(e["threads"], "thread")),
+            *(f"torch {e['torch']}", f"polynl {e['polynl']}"),
+        ]
+        if e["commit"]:
+            # A plus sign marks uncommitted changes.
+            machine.append(f"commit {e['commit'][:10]}{'+' if e['commit'].endswith('+') else ''}")
+        return f"`{self.command}` on {', '.join(machine)}."
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training: its folder, its recipe with all keys, its seed, and a row of scores per epoch."""
+
+    folder: Path
+    recipe: Mapping[str, Any]
+    seed: int
+    rows: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def row(self) -> str:
+        """The name of its row in the paper's tables."""
+        model = self.recipe["model"]
+        return row_name(model["block"] or NO_BLOCK, model["placement"])
+
+    @property
+    def finished(self) -> bool:
+        """Whether its last epoch is done."""
+        return len(self.rows) == self.recipe["epochs"]
+
+    def last(self, score: str) -> float | None:
+        """A score when it was last computed."""
+        return next((value for _, value in reversed(self.history(score))), None)
+
+    def history(self, score: str) -> list[tuple[int, float]]:
+        """(epoch, score) of the epochs in which it was computed and is finite."""
+        return [
+            (int(row["epoch"]), float(row[score]))
+            for row in self.rows
+            if isinstance(row.get(score), int | float) and math.isfinite(row[score])
+        ]
+
+
+def epoch_rows(rows: Any) -> list[dict[str, Any]]:
+    """The rows of a metrics file, checked: each has its epoch and the seconds that it took."""
+    if not isinstance(rows, list):
+        raise TypeError(f"expected a list, got {type(rows).__name__}")
+    return [{**row, "epoch": int(row["epoch"]), "seconds": float(row["seconds"])} for row in rows]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The costs of one network; times are medians over a batch."""
+
+    parameters: float
+    multiply_adds: float
+    forward_seconds: float
+    training_seconds: float
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Trainings that differ only in their seed."""
+
+    row: str
+    label: str
+    trainings: Sequence[Training]
+    costs: Costs | None = None
+
+    @property
+    def block(self) -> str:
+        """The block's name; "none" without a block."""
+        return self.row.partition("@")[0]
+
+    @property
+    def recipe(self) -> Mapping[str, Any]:
+        """The recipe of the first seed."""
+        return self.trainings[0].recipe
+
+    def last(self, score: str) -> list[float]:
+        """The last value of a score, for every training that has it."""
+        return [value for training in self.trainings if (value := training.last(score)) is not None]
+
+    def history(self, score: str) -> list[tuple[int, list[float]]]:
+        """(epoch, the scores of all trainings that reached it)."""
+        found: dict[int, list[float]] = {}
+        for training in self.trainings:
+            for epoch, value in training.history(score):
+                found.setdefault(epoch, []).append(value)
+        return sorted(found.items())
+
+    @property
+    def seconds(self) -> float:
+        """The training time, averaged over seeds."""
+        return statistics.mean(sum(row["seconds"] for row in t.rows) for t in self.trainings)
+
+
+def variant_of(trainings: Sequence[Training], costs: Costs | None = None) -> Variant:
+    """The variant of trainings that differ only in their seed."""
+    return Variant(trainings[0].row, row_label(trainings[0].row), trainings, costs)
+
+
+@dataclass(frozen=True)
+class Study:
+    """Variants of one task that are compared in one table."""
+
+    title: str
+    task: str
+    variants: Sequence[Variant]
+    folders: Sequence[Path] = ()
+    quick: bool = False
+    """Whether it was made by `polynl reproduce --quick`."""
+
+    @property
+    def task_class(self) -> type[Task]:
+        """What the task says of its scores and of the paper."""
+        return task_class(self.task)
+
+    @property
+    def note(self) -> str:
+        """A warning to the reader, or nothing."""
+        return QUICK_NOTE if self.quick else ""
+
+    def scores(self) -> dict[str, str]:
+        """The scores of the task that were computed, with their headings."""
+        headings = self.task_class.scores
+        return {s: text for s, text in headings.items() if any(v.last(s) for v in self.variants)}
+
+    def plain(self) -> Variant | None:
+        """The network without a block, which the others are compared with."""
+        return next((variant for variant in self.variants if variant.row == NO_BLOCK), None)
+
+    def save(self, path: Path, origin: Origin) -> None:
+        """Write what `polynl reproduce` found, for `load_study`."""
+        content = {
+            "command": origin.command,
+            "quick": self.quick,
+            "environment": origin.environment,
+            "recipe": self.variants[0].recipe,
+            "outcomes": [self._outcome(variant) for variant in self.variants],
+        }
+        write_atomically(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+    def _outcome(self, variant: Variant) -> dict[str, Any]:
+        assert variant.costs is not None, "only `polynl reproduce` saves studies, and it measures costs"
+        paper = self.task_class.paper
+        return {
+            "block": variant.block,
+            "label": variant.label,
+            **{score: variant.last(score) for score in self.scores() if variant.last(score)},
+            "minutes": variant.seconds / 60,
+            **asdict(variant.costs),
+            "paper": {} if paper is None else paper.figures(variant.row),
+            "epochs": {str(training.seed): list(training.rows) for training in variant.trainings},
+        }
+
+
+@contextmanager
+def damage_named(file: Path, wrong: str, remedy: str = "") -> Iterator[None]:
+    """Turn what a file with unexpected content raises into a SettingsError that names the file."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        raise SettingsError(f"{file} {wrong}: {error!r}{remedy}.") from None
+
+
+def load_study(path: Path) -> tuple[Study, Origin]:
+    """The study that `Study.save` wrote and its origin, or a SettingsError."""
+    content = read_json(path)
+    remedy = "; run `polynl reproduce --resume` to write it again"
+    with damage_named(path, "is not of this version of polynl", remedy):
+        recipe, folder = content["recipe"], path.parent
+        variants = [_load_variant(folder, outcome, recipe) for outcome in content["outcomes"]]
+        quick = content["quick"]
+        if not variants:
+            raise ValueError("there are no outcomes")
+        study = Study(study_title([recipe]), recipe["task"], variants, [folder], quick)
+        return study, Origin("polynl reproduce", content["command"], content["environment"])
+
+
+def _load_variant(folder: Path, outcome: Mapping[str, Any], recipe: Mapping[str, Any]) -> Variant:
+    block = outcome["block"]
+    trainings = [
+        Training(
+            folder / f"{block}-seed{seed}",
+            {**recipe, "model": {**recipe["model"], "block": block}, "seed": int(seed)},
+            int(seed),
+            epoch_rows(rows),
+        )
+        for seed, rows in outcome["epochs"].items()
+    ]
+    if not trainings or not all(training.rows for training in trainings):
+        raise ValueError(f"a training of {block} has no epoch")
+    costs = {field.name: float(outcome[field.name]) for field in fields(Costs)}
+    if not all(0 < cost < math.inf for cost in costs.values()):
+        raise ValueError(f"costs of {block}: {costs}")
+    return variant_of(trainings, Costs(**costs))
+
+
+def study_title(recipes: Sequence[Mapping[str, Any]]) -> str:
+    """The network, the data and the number of epochs."""
+    model, data = recipes[0]["model"], recipes[0]["data"]
+    name = model["arch"]
+    arch = "small ResNet" if name == "small_resnet" else re.sub(r"^resnet(\d+)$", r"ResNet-\1", name)
+    network = task_class(recipes[0]["task"]).network.format(arch=arch)
+    images = Path(data["root"]).name if data.get("root") else str(data["source"])
+    epochs = sorted({recipe["epochs"] for recipe in recipes})
+    noun = "epoch" if epochs == [1] else "epochs"
+    return f"{network[0].upper()}{network[1:]} on {images}, {' or '.join(map(str, epochs))} {noun}"
