@@ -1,10 +1,12 @@
 # Two commands do everything on a fresh machine with Python and make:
-#   make demo   sets up, then runs the main job
-#   make test   sets up, then passes all tests
+#   make demo   installs, then runs the main job
+#   make test   installs, then runs all tests
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# Test processes (pytest-xdist); 0 runs all tests in pytest's own. A file's tests stay in one process.
+JOBS   ?= 0
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo test lint types clean
@@ -13,7 +15,7 @@ demo: $(STAMP)
 	$(BIN)/polynl reproduce --resume $(ARGS)
 
 test: $(STAMP)
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest $(ARGS)
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -22,10 +24,10 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-# grad-cam, which ours is compared with, asks for an opencv-python-headless that would write over mmcv-lite's.
+# The tests compare with grad-cam, which requires an opencv-python-headless that would overwrite mmcv-lite's.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing into $(VENV): the first time this takes some minutes"
+	@echo "Installing into $(VENV); the first time takes a few minutes"
 	$(PIP) --editable ".[test]"
 	$(PIP) --no-deps grad-cam ttach
 	touch $(STAMP)

@@ -1,6 +1,6 @@
-"""What holds for all tests."""
+"""Settings for all tests."""
 
 import torch
 
-# The tensors here are tiny: a second thread costs more in hand-over than it computes.
+# The tensors are tiny: synchronising a second thread costs more than it saves.
 torch.set_num_threads(1)

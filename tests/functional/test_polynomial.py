@@ -1,11 +1,8 @@
 """The paper's claims about third-order polynomials, each as a computation on a small feature map."""
 
-import doctest
 import math
-import re
 from collections.abc import Callable
 from itertools import permutations, product
-from pathlib import Path
 
 import pytest
 import torch
@@ -302,18 +299,3 @@ def test_third_order_tensor_refuses(f: Callable[[Tensor], Tensor], n: int, c: in
 def test_ccp_refuses_no_factors() -> None:
     with pytest.raises(ValueError, match="us is empty: expected"):
         polynomial.ccp(torch.ones(1, 2, 3), [], torch.ones(3, 4))
-
-
-def test_docstring_examples() -> None:
-    failed, attempted = doctest.testmod(polynomial)
-    assert attempted >= 8
-    assert not failed
-
-
-def test_the_example_of_the_theory_page() -> None:
-    page = Path(__file__).parents[2] / "docs" / "theory.md"
-    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    assert blocks
-    names: dict[str, object] = {}
-    for block in blocks:
-        exec(block, names)
