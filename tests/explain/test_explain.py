@@ -65,7 +65,8 @@ def make_run(folder: Path, recipe: str | Path, *keys: str) -> Path:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("runs")
     small = ("--model.arch_options", "{depth: 1, width: 4}")
-    classifiers = {name: (f"scenes/{name}", *small) for name in ("none", "poly_nl", "non_local", "tesa")}
+    blocks = ("none", "poly_nl", "non_local", "tesa")
+    classifiers = {name: ("scenes", "--model.block", name, *small) for name in blocks}
     detectors = {kind: (TESTS / f"tiny_{kind}.yaml", *words) for kind, words in UNSURE.items()}
     return {name: make_run(folder / name, *given) for name, given in (classifiers | detectors).items()}
 

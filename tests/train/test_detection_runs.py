@@ -186,7 +186,7 @@ def test_a_results_file_with_a_mistake(
         ("--detections nowhere.json", "--detections: there is no file nowhere.json."),
         (
             "--detections a.json --save-detections b.json",
-            "--save-detections cannot be combined with --detections",
+            "--save-detections cannot be combined",
         ),
         ("--checkpoint nowhere.pt", "--checkpoint: there is no file nowhere.pt."),
         (

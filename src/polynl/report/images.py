@@ -7,9 +7,10 @@ import io
 
 import matplotlib
 import torch
-import torch.nn.functional as F
 from PIL import Image, ImageDraw
 from torch import Tensor
+
+from polynl.explain.overlay import overlay, resized
 
 # Its lightness rises steadily, so it is readable in print and by colour-blind readers.
 COLOURS = "viridis"
@@ -29,32 +30,20 @@ def image_uri(image: Tensor, box: Box | None = None) -> str:
     """A uint8 image (3, h, w), with a box in pixels if there is one."""
     if box is None and max(image.shape[1:]) <= SMALL:
         return _encoded(image, image, None, exact=True)
-    return _encoded(_sized(image), image, box)
+    return _encoded(resized(image, _shown_size(image)), image, box)
 
 
 def overlay_uri(image: Tensor, heat: Tensor, box: Box | None = None) -> str:
     """The image in grey with a map (h, w) from 0 to 1 over it, and the box."""
-    return _encoded(overlay(_sized(image), heat), image, box)
+    return _encoded(overlay(image, heat, colours=COLOURS, size=_shown_size(image)), image, box)
 
 
-def overlay(image: Tensor, heat: Tensor) -> Tensor:
-    """A uint8 image (3, h, w) in grey, with a map from 0 to 1 over it in colours."""
-    grey = (image.float() / 255 * torch.tensor([0.299, 0.587, 0.114])[:, None, None]).sum(0, keepdim=True)
-    smooth = F.interpolate(heat[None, None].float(), image.shape[1:], mode="bilinear", align_corners=False)
-    colours = torch.from_numpy(matplotlib.colormaps[COLOURS](smooth[0, 0].clamp(0, 1).numpy())[..., :3])
-    mixed = 0.4 * grey + 0.6 * colours.permute(2, 0, 1).float()
-    return (mixed * 255).round().to(torch.uint8)
-
-
-def _sized(image: Tensor) -> Tensor:
-    """Small images with every pixel repeated, large ones downsampled."""
-    longest = max(image.shape[1:])
-    if longest > LARGEST:
-        size = [max(1, round(side * LARGEST / longest)) for side in image.shape[1:]]
-        smaller = F.interpolate(image[None].float(), size, mode="bilinear", antialias=True)
-        return smaller[0].round().clamp(0, 255).to(torch.uint8)
-    scale = max(1, -(-SIDE // longest))
-    return image.repeat_interleave(scale, 1).repeat_interleave(scale, 2)
+def _shown_size(image: Tensor) -> tuple[int, int]:
+    """Small images get every pixel repeated, large ones are downsampled."""
+    height, width = image.shape[1:]
+    longest = max(height, width)
+    scale = LARGEST / longest if longest > LARGEST else max(1, -(-SIDE // longest))
+    return max(1, round(height * scale)), max(1, round(width * scale))
 
 
 def _outlined(picture: Image.Image, image: Tensor, box: Box) -> None:
