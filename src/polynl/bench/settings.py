@@ -99,13 +99,13 @@ class LayerSettings(Settings):
     batch: int = 1
     """Batch size."""
     channels: tuple[int, ...] = (64, 128, 256, 512, 1024)
-    """Numbers of channels in the sweep over channels."""
+    """Widths in the sweep over channels."""
     at_side: int = 14
     """Side of the map in the sweep over channels."""
     sides: tuple[int, ...] = (14, 20, 28, 40, 56, 80, 112)
     """Sides of the square maps in the sweep over positions."""
     at_channels: int = 256
-    """Number of channels in the sweep over positions."""
+    """Width in the sweep over positions."""
     memory_limit_gib: float = 4.0
     """Skip a quadratic layer if its matrices would need more than this."""
     out: Path = Path("runs/bench/layers")
