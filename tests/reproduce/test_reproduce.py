@@ -106,7 +106,7 @@ def test_a_training_that_fails_says_why(tmp_path: Path, capsys: pytest.CaptureFi
     words = (*TINY, "--blocks", "none", "--out", tmp_path, "--optimizer.lr", "1e30", "--epochs", "3")
     code, _, err = run(capsys, *words)
     assert code == 1
-    assert "no finite loss" in err
+    assert "the loss is not finite" in err
     assert "Traceback" not in err
     assert not (tmp_path / "results.json").exists()
     code, _, err = run(capsys, *TINY, "--blocks", "none", "--out", tmp_path, "--overwrite")
