@@ -37,26 +37,19 @@ class Frame:
 
     def crop(self, values: Tensor) -> Tensor:
         """A map (..., h, w) without the padding."""
-        rows, columns = self._spans((0, 0, self.width, self.height), values.shape[-2:])
-        return values[..., rows, columns]
+        return values[(..., *self.cells((0, 0, self.width, self.height), values.shape[-2:]))]
 
     def cells(self, spot: Spot, shape: Sequence[int]) -> tuple[slice, slice]:
         """The rows and columns of a map of that shape that a spot touches; a box is clipped to the image."""
         outside = f"is outside the image, which is {self.width} wide and {self.height} high"
-        if len(spot) == 2:
-            x, y = spot
-            if not (0 <= x < self.width and 0 <= y < self.height):
-                raise ValueError(f"position {x:g}, {y:g} {outside}")
-            return self._spans((x, y, x, y), shape)
-        left, top, right, bottom = spot
-        if not (left < right and top < bottom):
+        left, top, *_ = spot
+        right, bottom = spot[-2:]
+        if len(spot) == 2 and not (0 <= left < self.width and 0 <= top < self.height):
+            raise ValueError(f"position {left:g}, {top:g} {outside}")
+        if len(spot) == 4 and not (left < right and top < bottom):
             raise ValueError(f"box {spot} is empty; expected left, top, right, bottom in pixels")
-        if right <= 0 or bottom <= 0 or left >= self.width or top >= self.height:
+        if len(spot) == 4 and (right <= 0 or bottom <= 0 or left >= self.width or top >= self.height):
             raise ValueError(f"box {spot} {outside}")
-        return self._spans(spot, shape)
-
-    def _spans(self, box: Box, shape: Sequence[int]) -> tuple[slice, slice]:
-        left, top, right, bottom = box
         rows, columns = (part * size for part, size in zip(self.covered, shape, strict=True))
         return (
             _span(top / self.height, bottom / self.height, rows),
