@@ -7,8 +7,9 @@ hook on that module runs it. No module is wrapped or renamed, so the host's stat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -73,21 +74,20 @@ def insert(
 def remove(model: Model) -> Model:
     """Remove every block that `insert` put into the model, if any, and return the model."""
     for module in list(model.modules()):
-        for side in HOOKS:
-            if _handle_name(side) in vars(module):
-                getattr(module, _handle_name(side)).remove()
-                delattr(module, _handle_name(side))
-                delattr(module, _child_name(side))
+        for child in HOOKS:
+            if handle := vars(module).pop(f"{child}_handle", None):
+                handle.remove()
+                delattr(module, child)
     return model
 
 
 def inserted(model: nn.Module) -> dict[str, nn.Module]:
     """The blocks that `insert` put into the model, by dotted name such as "layer3.5.polynl_before"."""
     return {
-        _joined(name, _child_name(side)): module.get_submodule(_child_name(side))
+        _joined(name, child): module.get_submodule(child)
         for name, module in model.named_modules()
-        for side in HOOKS
-        if _handle_name(side) in vars(module)
+        for child in HOOKS
+        if f"{child}_handle" in vars(module)
     }
 
 
@@ -105,36 +105,21 @@ def _run_after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
 
 
 # They look the block up on the module they are called with, so that copies and pickles run their own.
-HOOKS: dict[str, Callable[..., Any]] = {"before": _run_before, "after": _run_after}
+HOOKS: dict[str, Callable[..., Any]] = {"polynl_before": _run_before, "polynl_after": _run_after}
 
 
 def _run(module: nn.Module, side: str, x: Any) -> Any:
-    block = getattr(module, _child_name(side))
+    block = getattr(module, f"polynl_{side}")
     if isinstance(x, torch.fx.Proxy):
-        return _traced_by_fx(block, x)
+        # Recorded as one node: the block's checks of shapes cannot be traced symbolically.
+        tracer: Any = x.tracer
+        as_leaf = partial(tracer.create_proxy, "call_module", tracer.path_of_module(block))
+        return tracer.call_module(block, lambda x: as_leaf((x,), {}), (x,), {})
     if not isinstance(x, Tensor):
         raise TypeError(
             f"the block {side} {type(module).__name__} needs one tensor (b, c, *spatial), got {_described(x)}"
         )
     return block(x)
-
-
-def _traced_by_fx(block: nn.Module, x: torch.fx.Proxy) -> Any:
-    """Record the block as one node: its checks of shapes cannot be traced symbolically."""
-    tracer: Any = x.tracer
-
-    def as_leaf(x: torch.fx.Proxy) -> Any:
-        return tracer.create_proxy("call_module", tracer.path_of_module(block), (x,), {})
-
-    return tracer.call_module(block, as_leaf, (x,), {})
-
-
-def _child_name(side: str) -> str:
-    return f"polynl_{side}"
-
-
-def _handle_name(side: str) -> str:
-    return f"polynl_{side}_handle"
 
 
 # Finding the places
@@ -165,14 +150,13 @@ class _Place:
         return widths[0]
 
     def attach(self, block: nn.Module) -> None:
-        self.module.add_module(_child_name(self.side), block)
-        if self.side == "before":
-            handle = self.module.register_forward_pre_hook(HOOKS[self.side])
-        else:
-            handle = self.module.register_forward_hook(HOOKS[self.side])
+        child, module = f"polynl_{self.side}", self.module
+        module.add_module(child, block)
+        before = self.side == "before"
+        register = module.register_forward_pre_hook if before else module.register_forward_hook
         # Also kept on the module because unpickling a handle reserves its id: otherwise the next hook
         # registered in the new process could get the same id and silently replace this one.
-        setattr(self.module, _handle_name(self.side), handle)
+        setattr(module, f"{child}_handle", register(HOOKS[child]))
 
 
 def _places(model: nn.Module, side: str, names: Names) -> list[_Place]:
@@ -180,7 +164,7 @@ def _places(model: nn.Module, side: str, names: Names) -> list[_Place]:
     places = []
     if names is not None and not isinstance(names, str | Sequence):
         raise TypeError(f"{side}={names!r}: expected the dotted name of a module, or several of them")
-    for name in [names] if isinstance(names, str) else [] if names is None else names:
+    for name in [names] if isinstance(names, str) else names or ():
         if name not in modules:
             hint = near_matches(str(name), modules) or f" Its children are {shortened([*model._modules], 8)}."
             raise ValueError(f"{type(model).__name__} has no module {name!r}.{hint}")
@@ -211,16 +195,14 @@ def _descended(model: nn.Module, place: _Place) -> _Place:
 def _check_free(places: list[_Place]) -> None:
     if not places:
         raise ValueError("no place was given: pass before= or after= with the dotted name of a module")
-    taken = set()
+    sides = [(place.module, place.side) for place in places]
     for place in places:
-        key = (place.module, place.side)
-        if key in taken or hasattr(place.module, _child_name(place.side)):
+        if sides.count((place.module, place.side)) > 1 or hasattr(place.module, f"polynl_{place.side}"):
             raise ValueError(f"there is already a block {place}; polynl.remove(model) removes all blocks")
-        taken.add(key)
 
 
-def _joined(*names: str) -> str:
-    return ".".join(name for name in names if name)
+def _joined(parent: str, child: str) -> str:
+    return f"{parent}.{child}".removeprefix(".")
 
 
 # Finding the channel counts
@@ -230,18 +212,16 @@ def _run_watched(model: nn.Module, places: list[_Place], example: Any) -> None:
     """Run one forward pass that fills `seen` of every place; raise an error where no block can go."""
     args: tuple[Any, ...] = ()
     cause = None
-    handles = [place.module.register_forward_hook(place.watch, with_kwargs=True) for place in places]
     try:
-        with at_rest(model), torch.no_grad():
+        with ExitStack() as hooks, at_rest(model), torch.no_grad():
+            for place in places:
+                hooks.enter_context(place.module.register_forward_hook(place.watch, with_kwargs=True))
             given = _guessed_input(model) if example is None else example
             args = given if isinstance(given, tuple) else (given,)
             model(*args)
     except Exception as error:
         # Ignored if every place has been reached: a head may need inputs of another size.
         cause = error
-    finally:
-        for handle in handles:
-            handle.remove()
     missed = ", ".join(str(place) for place in places if not place.seen)
     if missed and cause is not None:
         source = "an input guessed from the model" if example is None else "the example"
@@ -285,11 +265,8 @@ def _guessed_input(model: nn.Module) -> Tensor:
 
 def _home(*modules: nn.Module) -> dict[str, Any]:
     """Device and dtype of the first floating-point parameter in the first module that has one."""
-    for module in modules:
-        for parameter in module.parameters():
-            if parameter.is_floating_point():
-                return {"device": parameter.device, "dtype": parameter.dtype}
-    return {}
+    parameters = (p for module in modules for p in module.parameters() if p.is_floating_point())
+    return next(({"device": p.device, "dtype": p.dtype} for p in parameters), {})
 
 
 def _described(value: Any) -> torch.Size | str:
@@ -300,13 +277,12 @@ def _described(value: Any) -> torch.Size | str:
 
 def _check_feature_map(place: _Place, value: torch.Size | str, spatial: torch.Size) -> None:
     if isinstance(value, str) or len(value) < 3:
-        got = value if isinstance(value, str) else f"a tensor of shape {tuple(value)}"
-        raise ValueError(f"no block can go {place}: it needs one tensor (b, c, *spatial), got {got}")
-    if _looks_channels_last(value, spatial):
-        raise ValueError(
-            f"no block can go {place}: it needs one tensor (b, c, *spatial), and the channels of "
-            f"{tuple(value)} seem to come last; if they do not, pass channels="
-        )
+        problem = f"got {value}" if isinstance(value, str) else f"got a tensor of shape {tuple(value)}"
+    elif _looks_channels_last(value, spatial):
+        problem = f"and the channels of {tuple(value)} seem to come last; if they do not, pass channels="
+    else:
+        return
+    raise ValueError(f"no block can go {place}: it needs one tensor (b, c, *spatial), {problem}")
 
 
 def _looks_channels_last(shape: torch.Size, spatial: torch.Size) -> bool:

@@ -56,9 +56,10 @@ def test_the_cell_of_every_point() -> None:
         along_columns = Frame(1, pixels, (1.0, pixels / padded))
         for pixel in range(pixels):
             for point in (Fraction(pixel), Fraction(2 * pixel + 1, 2)):
-                expected = math.floor(point * cells / padded)
-                assert along_rows.cell(0, float(point), (cells, 1)) == (expected, 0)
-                assert along_columns.cell(float(point), 0, (1, cells)) == (0, expected)
+                cell = math.floor(point * cells / padded)
+                expected, only = slice(cell, cell + 1), slice(0, 1)
+                assert along_rows.cells((0, float(point)), (cells, 1)) == (expected, only)
+                assert along_columns.cells((float(point), 0), (1, cells)) == (only, expected)
 
 
 def test_the_cells_of_every_box_are_those_it_shares_area_with() -> None:
@@ -89,15 +90,16 @@ def test_a_box_of_one_cell_by_hand() -> None:
 
 def test_the_last_pixel_is_in_the_last_cell_that_the_image_covers() -> None:
     frame = Frame(30, 50, (30 / 64, 50 / 64))
-    assert frame.cell(49.999999999, 29.999999999, (8, 8)) == (3, 6)
-    assert Frame(3, 3, (1e-9, 1e-9)).cell(2, 2, (4, 4)) == (0, 0)
-    assert Frame(7, 7).cell(math.nextafter(7, 0), math.nextafter(7, 0), (4, 4)) == (3, 3)
+    assert frame.cells((49.999999999, 29.999999999), (8, 8)) == (slice(3, 4), slice(6, 7))
+    assert Frame(3, 3, (1e-9, 1e-9)).cells((2, 2), (4, 4)) == (slice(0, 1), slice(0, 1))
+    last = math.nextafter(7, 0)
+    assert Frame(7, 7).cells((last, last), (4, 4)) == (slice(3, 4), slice(3, 4))
 
 
 @pytest.mark.parametrize("point", [(-0.1, 0), (0, -1), (20, 0), (0, 10), (math.nan, 0)])
 def test_points_outside_are_refused(point: tuple[float, float]) -> None:
     with pytest.raises(ValueError, match=r"^position .* is outside the image, which is 20 wide and 10 high$"):
-        Frame(10, 20).cell(*point, (2, 2))
+        Frame(10, 20).cells(point, (2, 2))
 
 
 @pytest.mark.parametrize("box", [(5, 5, 5, 6), (5, 5, 6, 5), (6, 0, 5, 1), (0, 6, 1, 5), (0, math.nan, 1, 1)])

@@ -308,7 +308,7 @@ def test_runs_of_one_name_are_told_apart(runs: dict[str, Path], tmp_path: Path) 
 Words = Callable[[dict[str, Path], Path, Path], list[object]]
 RESNET = ("--model", "torchvision/resnet18")
 MISTAKES: dict[str, tuple[Words, str]] = {
-    "no images": (lambda r, i, t: [], "give images: polynl explain IMAGE…"),
+    "no images": (lambda r, i, t: [], "specify images: polynl explain IMAGE …"),
     "neither checkpoint nor model": (lambda r, i, t: [i], "--checkpoint FILE or --model LIBRARY/NAME."),
     "no such image": (lambda r, i, t: [i / "aa.png", *RESNET], "aa.png. Did you mean a.png"),
     "no such folder": (lambda r, i, t: [i / "in" / "aa.png", *RESNET], "there is no image"),

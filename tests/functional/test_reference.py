@@ -227,18 +227,6 @@ def test_differentiable_and_fp64_whatever_the_input(name: str) -> None:
     assert torch.equal(actual, expected)
 
 
-@pytest.mark.parametrize("heads", [0, 3])
-def test_efficient_refuses_heads(heads: int) -> None:
-    with pytest.raises(ValueError, match=f"heads={heads}: expected a divisor of the 4 channels of k"):
-        efficient_attention_reference(HEADS, HEADS, HEADS, heads, "none")
-
-
-def test_efficient_refuses_other_normalizations() -> None:
-    # A runtime type checker, where one is on, is first to refuse.
-    with pytest.raises((ValueError, TypeError), match="normalization"):
-        efficient_attention_reference(HEADS, HEADS, HEADS, 2, "sofmax")  # type: ignore[arg-type]
-
-
 def test_batched_ccp_equals_the_reference() -> None:
     x, us, c = randn(2, 5, 3), [randn(4, 3, seed=seed) for seed in range(1, 4)], randn(3, 4, seed=4)
     bias = randn(3, seed=5)

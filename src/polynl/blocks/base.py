@@ -1,10 +1,11 @@
 """Shared by all blocks: the contract of `forward`, checked options, and layers on folded maps."""
 
 import inspect
+import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import ClassVar, Literal, SupportsIndex, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, SupportsIndex, TypeVar, get_args
 
 import torch
 from jaxtyping import Float
@@ -15,7 +16,6 @@ from polynl.functional.gram import channels_first, project
 T = TypeVar("T")
 Init = Literal["identity", "random"]
 Norm = Literal["none", "batch", "layer"]
-NORMS: tuple[Norm, ...] = ("none", "batch", "layer")
 
 
 class Block(nn.Module, ABC):
@@ -33,11 +33,13 @@ class Block(nn.Module, ABC):
     """
 
     leaves_autocast: ClassVar[bool] = True
+    mixes_with: ClassVar[Mapping[str, object] | None] = None
+    """The options with which Y = X·M(G), where G is the Gram matrix of X; None: with no options."""
 
     def __init__(self, channels: int, init: Init) -> None:
         super().__init__()
         self.channels = positive("channels", channels)
-        self.init = choice("init", init, ("identity", "random"))
+        self.init = choice("init", init, Init)
 
     @abstractmethod
     def transform(self, x: Float[Tensor, "b n c"], spatial: torch.Size) -> Float[Tensor, "b n c"]:
@@ -61,10 +63,20 @@ class Block(nn.Module, ABC):
     @property
     def mixes(self) -> bool:
         """Whether Y = X·M(G), where G is the Gram matrix of X; then `mixing(G)` is M."""
-        return False
+        needed = self.mixes_with
+        return needed is not None and all(getattr(self, name) == value for name, value in needed.items())
 
     def mixing(self, gram: Float[Tensor, "b c c"]) -> Float[Tensor, "b c c"]:
         """M(G), if the block `mixes`."""
+        for name, value in (self.mixes_with or {}).items():
+            given = getattr(self, name)
+            if given != value:
+                raise ValueError(
+                    f"{type(self).__name__}.mixing: {name}={given!r}; the block is X·M(G) only with {value!r}"
+                )
+        return self._mixing(gram)
+
+    def _mixing(self, gram: Float[Tensor, "b c c"]) -> Float[Tensor, "b c c"]:
         raise ValueError(f"{type(self).__name__}.mixing: this block is not X·M(G)")
 
     def scales(self) -> tuple[Tensor | float, Tensor | float]:
@@ -133,12 +145,10 @@ class PointwiseNorm(nn.Module):
 
     def zero(self) -> None:
         """Make the output zero with as few parameters as possible: the norm's scale, or else the weight."""
-        if isinstance(self.norm, nn.BatchNorm1d):
-            nn.init.zeros_(self.norm.weight)
-            return
-        nn.init.zeros_(self.linear.weight)
-        if self.linear.bias is not None:
-            nn.init.zeros_(self.linear.bias)
+        layer = self.norm if isinstance(self.norm, nn.BatchNorm1d) else self.linear
+        nn.init.zeros_(layer.weight)
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
 
 
 class AttentionBlock(Block):
@@ -201,17 +211,19 @@ def flag(name: str, value: bool) -> bool:
     return choice(name, value, (True, False))
 
 
-def choice(name: str, value: T, choices: Iterable[T]) -> T:
-    """`value`, if it is one of `choices`, including its type: 1.0 and True are not 1."""
-    choices = tuple(choices)
+def choice(name: str, value: T, choices: Any) -> T:
+    """`value`, if it is one of `choices`, a Literal or an iterable; 1.0 and True are not 1."""
+    choices = get_args(choices) or tuple(choices)
     if not any(type(value) is type(option) and value == option for option in choices):
         raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(repr, choices))}")
     return value
 
 
-def sizes(name: str, value: Sequence[int], expected: str) -> tuple[int, ...]:
-    """`value` as a tuple, if it is a sequence of positive integers."""
-    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+def sizes(name: str, value: int | Sequence[int], expected: str, most: float = math.inf) -> tuple[int, ...]:
+    """A tuple of `value`, if it is a positive integer or a sequence of up to `most`."""
+    if isinstance(value, SupportsIndex):
+        return (positive(name, value),)
+    if isinstance(value, str) or not isinstance(value, Sequence) or not 0 < len(value) <= most:
         raise ValueError(f"{name}={value!r}: expected {expected}")
     return tuple(positive(name, size) for size in value)
 

@@ -1,11 +1,13 @@
 """Efficient attention (Shen 2021) as a block: Efficient-NL in the paper's tables."""
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from polynl.blocks.base import AttentionBlock, Init, Pointwise, PointwiseNorm, choice, divides, flag, width
-from polynl.functional.efficient import NORMALIZATIONS, Normalization, efficient_attention
+from polynl.functional.efficient import Normalization, efficient_attention
 from polynl.functional.gram import mix_by_gram
 from polynl.functional.non_local import cheaper_through_gram, dot_product_mixing
 
@@ -20,6 +22,8 @@ class EfficientNL(AttentionBlock):
     Identity: W_out and its bias are zero; they receive gradient at once, the rest after the first step.
     """
 
+    mixes_with: ClassVar = {"normalization": "none", "bias": False}
+
     def __init__(
         self,
         channels: int,
@@ -32,7 +36,7 @@ class EfficientNL(AttentionBlock):
         init: Init = "identity",
     ) -> None:
         super().__init__(channels, init)
-        self.normalization: Normalization = choice("normalization", normalization, NORMALIZATIONS)
+        self.normalization = choice("normalization", normalization, Normalization)
         self.key_channels = width("key_channels", key_channels, channels // 2)
         self.value_channels = width("value_channels", value_channels, channels // 2)
         divides("heads", heads, "key_channels", self.key_channels)
@@ -63,20 +67,10 @@ class EfficientNL(AttentionBlock):
         """See :func:`polynl.functional.efficient_attention`."""
         return efficient_attention(q, k, v, self.heads, self.normalization)
 
-    def mixing(self, gram: Float[Tensor, "b c c"]) -> Float[Tensor, "b c c"]:
-        """M(G) with Z − X = X·M(G), without normalisation and bias: the sum of the heads' matrices."""
-        if not self.mixes:
-            raise ValueError(
-                f"EfficientNL.mixing: normalization={self.normalization!r}, bias={self.bias}; "
-                "the block is X·M(G) only with 'none' and False"
-            )
+    def _mixing(self, gram: Float[Tensor, "b c c"]) -> Float[Tensor, "b c c"]:
+        """The sum of the heads' matrices."""
         q, k, v = (
             layer.weight.unflatten(0, (self.heads, -1)).mT for layer in (self.queries, self.keys, self.values)
         )
         out = self.out.linear.weight.mT.unflatten(0, (self.heads, -1))
         return dot_product_mixing(gram.unsqueeze(-3), q, k, v, out).sum(dim=-3)
-
-    @property
-    def mixes(self) -> bool:
-        """True without normalisation and bias."""
-        return self.normalization == "none" and not self.bias

@@ -1,17 +1,16 @@
 """Latent-GNN (Zhang 2019) as a block."""
 
 from collections.abc import Sequence
-from typing import Literal, SupportsIndex
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from polynl.blocks.base import Block, Init, PointwiseNorm, choice, flag, positive, sizes, width
+from polynl.blocks.base import Block, Init, PointwiseNorm, choice, flag, sizes, width
 from polynl.functional.latent_gnn import latent_gnn, unit_length
 
 Mode = Literal["asymmetric", "symmetric"]
-MODES: tuple[Mode, ...] = ("asymmetric", "symmetric")
 
 
 class LatentGNN(Block):
@@ -38,9 +37,10 @@ class LatentGNN(Block):
         init: Init = "identity",
     ) -> None:
         super().__init__(channels, init)
-        self.latent_dims = _checked_latent_dims(latent_dims)
+        nodes = "the number of latent nodes of one kernel, or of each of several"
+        self.latent_dims = sizes("latent_dims", latent_dims, nodes)
         self.inner_channels = width("inner_channels", inner_channels, channels // 4)
-        self.mode: Mode = choice("mode", mode, MODES)
+        self.mode = choice("mode", mode, Mode)
         self.graph_conv = flag("graph_conv", graph_conv)
         inner, asymmetric = self.inner_channels, mode == "asymmetric"
         self.to_latent = _projection(channels, inner)
@@ -80,11 +80,3 @@ class LatentKernel(nn.Module):
 
 def _projection(channels: int, out_channels: int) -> PointwiseNorm:
     return PointwiseNorm(channels, out_channels, bias=False, norm="batch")
-
-
-def _checked_latent_dims(latent_dims: int | Sequence[int]) -> tuple[int, ...]:
-    if isinstance(latent_dims, SupportsIndex):
-        return (positive("latent_dims", latent_dims),)
-    return sizes(
-        "latent_dims", latent_dims, "the number of latent nodes of one kernel, or of each of several"
-    )

@@ -1,6 +1,6 @@
 """The Non-local block (Wang 2018), with the conventions of all public implementations as options."""
 
-from typing import Literal, SupportsIndex
+from typing import ClassVar, Literal, SupportsIndex
 
 import torch
 import torch.nn.functional as F
@@ -8,7 +8,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from polynl.blocks.base import (
-    NORMS,
     AttentionBlock,
     Init,
     Norm,
@@ -16,13 +15,11 @@ from polynl.blocks.base import (
     PointwiseNorm,
     choice,
     flag,
-    positive,
     sizes,
     width,
 )
 from polynl.functional.gram import mix_by_gram
 from polynl.functional.non_local import (
-    DOT_PRODUCT_FORMS,
     DotProductForm,
     cheaper_through_gram,
     concatenation_attention,
@@ -32,9 +29,7 @@ from polynl.functional.non_local import (
 )
 
 Mode = Literal["dot_product", "embedded_gaussian", "gaussian", "concatenation"]
-MODES: tuple[Mode, ...] = ("dot_product", "embedded_gaussian", "gaussian", "concatenation")
 Scale = Literal["none", "inner", "channels"]
-SCALES: tuple[Scale, ...] = ("none", "inner", "channels")
 SubSample = Literal["before", "after"]
 
 
@@ -58,6 +53,14 @@ class NonLocal(AttentionBlock):
     size: with `norm="layer"`, the first step of training is a jump.
     """
 
+    mixes_with: ClassVar = {
+        "mode": "dot_product",
+        "bias": False,
+        "out_bias": False,
+        "norm": "none",
+        "sub_sample": None,
+    }
+
     def __init__(
         self,
         channels: int,
@@ -74,13 +77,14 @@ class NonLocal(AttentionBlock):
         init: Init = "identity",
     ) -> None:
         super().__init__(channels, init)
-        self.mode: Mode = choice("mode", mode, MODES)
+        self.mode = choice("mode", mode, Mode)
         self.form = self._checked_form(form)
         self.inner_channels = width("inner_channels", inner_channels, channels // 2)
-        self.scale: Scale = choice("scale", scale, SCALES if mode != "concatenation" else ("none",))
+        self.scale = choice("scale", scale, Scale if mode != "concatenation" else ("none",))
         self.sub_sample = choice("sub_sample", sub_sample, (None, "before", "after"))
-        self.pool_size = _checked_pool_size(pool_size)
-        self.norm: Norm = choice("norm", norm, NORMS)
+        pool = sizes("pool_size", pool_size, "a whole number, or one for each of 1 to 3 axes", most=3)
+        self.pool_size = pool[0] if isinstance(pool_size, SupportsIndex) else pool
+        self.norm = choice("norm", norm, Norm)
         self.bias = flag("bias", bias)
         self.out_bias = bias if out_bias is None else flag("out_bias", out_bias)
         inner, embedded = self.inner_channels, mode != "gaussian"
@@ -93,7 +97,7 @@ class NonLocal(AttentionBlock):
 
     def _checked_form(self, form: DotProductForm | None) -> DotProductForm | None:
         if self.mode == "dot_product":
-            return "gram" if form is None else choice("form", form, DOT_PRODUCT_FORMS)
+            return "gram" if form is None else choice("form", form, DotProductForm)
         if form is not None:
             raise ValueError(f"form={form!r}: expected None, since mode={self.mode!r} has only one form")
         return None
@@ -157,35 +161,9 @@ class NonLocal(AttentionBlock):
             )
         return tuple(min(size, extent) for size, extent in zip(sizes, spatial, strict=True))
 
-    @property
-    def mixes(self) -> bool:
-        """True for dot products without bias, norm and sub-sampling."""
-        return self._beyond_mixing() is None
-
-    def mixing(self, gram: Float[Tensor, "b c c"]) -> Float[Tensor, "b c c"]:
-        """M(G) with Z − X = X·M(G), for dot products without bias, norm and sub-sampling."""
-        if beyond := self._beyond_mixing():
-            raise ValueError(f"NonLocal.mixing: {beyond[0]}; the block is X·M(G) only with {beyond[1]!r}")
+    def _mixing(self, gram: Float[Tensor, "b c c"]) -> Float[Tensor, "b c c"]:
         assert self.theta is not None
         assert self.phi is not None
         return self._scale() * dot_product_mixing(
             gram, self.theta.weight.mT, self.phi.weight.mT, self.g.weight.mT, self.out.linear.weight.mT
         )
-
-    def _beyond_mixing(self) -> tuple[str, object] | None:
-        """The first option that keeps the block from being X + X·M(G), and the value it would need."""
-        needed = {"mode": "dot_product", "bias": False, "out_bias": False, "norm": "none", "sub_sample": None}
-        for name, value in needed.items():
-            if getattr(self, name) != value:
-                return f"{name}={getattr(self, name)!r}", value
-        return None
-
-
-def _checked_pool_size(pool_size: int | tuple[int, ...]) -> int | tuple[int, ...]:
-    if isinstance(pool_size, SupportsIndex):
-        return positive("pool_size", pool_size)
-    expected = "a whole number, or one for each of 1 to 3 axes"
-    checked = sizes("pool_size", pool_size, expected)
-    if len(checked) > 3:
-        raise ValueError(f"pool_size={pool_size!r}: expected {expected}")
-    return checked

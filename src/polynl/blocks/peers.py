@@ -5,23 +5,23 @@ Turning a plan into a block is the same for all of them.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from polynl.blocks.base import Block, choice, divides
+from polynl.blocks.base import Block, choice, divides, flag
 from polynl.blocks.efficient import EfficientNL
-from polynl.blocks.latent_gnn import MODES as LATENT_MODES
 from polynl.blocks.latent_gnn import LatentGNN
-from polynl.blocks.non_local import MODES, NonLocal
-from polynl.errors import near_matches, shortened
+from polynl.blocks.latent_gnn import Mode as LatentMode
+from polynl.blocks.non_local import Mode, NonLocal
+from polynl.blocks.registry import check_known
+from polynl.errors import shortened
 
 T = TypeVar("T")
 State = dict[str, Tensor]
 Options = dict[str, Any]
-BOOLEANS = (True, False)
 
 
 class Plan(NamedTuple):
@@ -37,12 +37,10 @@ class Plan(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A peer: how to read its state dict, and its names for the output convolution, which identify it.
-
-    `plan` takes the state dict, which of `outputs` is in it, and the peer's options as keywords.
-    """
+    """A peer: how to read its state dict, and its names for the output convolution, which identify it."""
 
     plan: Callable[..., Plan]
+    """From the state dict, which of `outputs` is in it, and the peer's options as keywords."""
     outputs: tuple[str, ...]
 
 
@@ -105,7 +103,7 @@ def _mmcv(
     layers, options = _pooled_after(state, out, ".conv", mode, sub_sample)
     layers |= {"out.norm": "conv_out.bn", "pair": "concat_project.conv.weight"}
     normed = _has(state, "conv_out.bn")
-    scaled = choice("use_scale", use_scale, BOOLEANS) and options["mode"] == "embedded_gaussian"
+    scaled = flag("use_scale", use_scale) and options["mode"] == "embedded_gaussian"
     options |= {"norm": "batch" if normed else "none", "scale": "inner" if scaled else "none"}
     return _non_local(state, layers, options, out_bias=not normed)
 
@@ -120,7 +118,7 @@ def _non_local_pytorch(
 
 def _timm(state: State, out: str, *, use_scale: bool = True) -> Plan:
     layers = {"theta": "t", "phi": "p", "g": "g", "out.linear": out, "out.norm": "norm"}
-    scale = "channels" if choice("use_scale", use_scale, BOOLEANS) else "none"
+    scale = "channels" if flag("use_scale", use_scale) else "none"
     return _non_local(state, layers, {"mode": "embedded_gaussian", "norm": "batch", "scale": scale})
 
 
@@ -137,10 +135,8 @@ def _slowfast(
     norms = {"batchnorm": "batch", "layernorm": "layer", "none": "none"}
     possible = ("batchnorm",) if _has(state, norm) else ("none", "layernorm")
     options: Options = {"norm": norms[_read("norm_type", norm_type, norms, possible)]}
-    if choice("instantiation", instantiation, ("softmax", "dot_product")) == "softmax":
-        options |= {"mode": "embedded_gaussian", "scale": "inner"}
-    else:
-        options |= {"mode": "dot_product"}
+    softmax = choice("instantiation", instantiation, ("softmax", "dot_product")) == "softmax"
+    options |= {"mode": "embedded_gaussian", "scale": "inner"} if softmax else {"mode": "dot_product"}
     if pool_size is not None:
         axes = _spatial_axes(state, out)
         if not isinstance(pool_size, Sequence) or len(pool_size) != axes:
@@ -160,7 +156,7 @@ def _efficient_attention(state: State, out: str, *, head_count: int) -> Plan:
 
 def _latentgnn(state: State, out: str, *, mode: str | None = None) -> Plan:
     visible = "symmetric" if _has(state, "down_channel") else "asymmetric"
-    v2l = "_v2l" if _read("mode", mode, LATENT_MODES, (visible,)) == "asymmetric" else ""
+    v2l = "_v2l" if _read("mode", mode, LatentMode, (visible,)) == "asymmetric" else ""
     count = len({key.split(".")[0] for key in state if key.startswith("LatentGNN_Kernel_")})
     kernels = {f"kernels.{i}": f"LatentGNN_Kernel_{i}" for i in range(max(1, count))}
     sequences = {"to_latent": f"down_channel{v2l}", "from_latent": "down_channel_l2v", "out": "up_channel"}
@@ -198,8 +194,8 @@ def _pooled_after(
         possible = ("concatenation",)
     elif not _has(state, "theta"):
         possible = ("gaussian",)
-    options: Options = {"mode": _read("mode", mode, MODES, possible)}
-    pooled = _read("sub_sample", sub_sample, BOOLEANS, (_has(state, "g.0"),))
+    options: Options = {"mode": _read("mode", mode, Mode, possible)}
+    pooled = _read("sub_sample", sub_sample, (True, False), (_has(state, "g.0"),))
     if pooled:
         axes = _spatial_axes(state, out)
         options |= {"sub_sample": "after", "pool_size": (1, 2, 2) if axes == 3 else (2,) * axes}
@@ -232,7 +228,7 @@ def _spatial_axes(state: State, out: str) -> int:
     return len(shape) - 2
 
 
-def _read(name: str, given: T | None, choices: Iterable[T], possible: tuple[T, ...]) -> T:
+def _read(name: str, given: T | None, choices: Any, possible: tuple[T, ...]) -> T:
     """An option that the keys determine or restrict: `given` if allowed (default: the first allowed)."""
     if given is None:
         return possible[0]
@@ -243,12 +239,7 @@ def _read(name: str, given: T | None, choices: Iterable[T], possible: tuple[T, .
 
 def _check_options(source: str, options: Options) -> None:
     known = dict(list(inspect.signature(SOURCES[source].plan).parameters.items())[2:])
-    for name, value in options.items():
-        if name not in known:
-            raise TypeError(
-                f"source={source!r} has no option {name!r} (given as {value!r}).{near_matches(name, known)} "
-                f"Its options are {', '.join(known)}."
-            )
+    check_known(f"source={source!r}", options, known)
     for name, parameter in known.items():
         if parameter.default is parameter.empty and name not in options:
             raise TypeError(
@@ -293,10 +284,8 @@ def _misfit(
     state: State, source: str, prefix: str, missing: Sequence[str], unexpected: Sequence[str] = ()
 ) -> ValueError:
     """The error for keys that are not the source's, with a source or prefix that would match."""
-    kinds = (
-        {"missing": missing, "unexpected": unexpected} if unexpected else {"missing": missing, "given": state}
-    )
-    found = "; ".join(f"{kind} {shortened(list(keys), 5)}" for kind, keys in kinds.items() if keys)
+    rest = ("unexpected", unexpected) if unexpected else ("given", [*state])
+    found = "; ".join(f"{kind} {shortened(keys, 5)}" for kind, keys in [("missing", missing), rest] if keys)
     others = [
         f"source={name!r}"
         for name, peer in SOURCES.items()

@@ -1,11 +1,13 @@
 """The Poly-NL layer."""
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from polynl.blocks.base import Block, Init, Pointwise, choice, divides
-from polynl.functional.poly_nl import FORMS, Form, poly_nl, poly_nl_mixing
+from polynl.functional.poly_nl import Form, poly_nl, poly_nl_mixing
 
 
 class PolyNL(Block):
@@ -23,11 +25,13 @@ class PolyNL(Block):
     torch.Size([2, 64, 14, 14])
     """
 
+    mixes_with: ClassVar = {}
+
     def __init__(
         self, channels: int, *, form: Form = "auto", reduction: int = 1, init: Init = "identity"
     ) -> None:
         super().__init__(channels, init)
-        self.form: Form = choice("form", form, FORMS)
+        self.form = choice("form", form, Form)
         self.reduction = divides("reduction", reduction, "channels", channels)
         inner = channels // reduction
         # As 1×1 convolutions, which store Wᵀ: their kernels would copy a weight stored as W.
@@ -52,17 +56,11 @@ class PolyNL(Block):
         w1, w2, w3, w_value = self._matrices()
         return poly_nl(x, w1, w2, w3, self.alpha, self.beta, w_value, self.form)
 
-    @property
-    def mixes(self) -> bool:
-        """True."""
-        return True
-
     def scales(self) -> tuple[Tensor | float, Tensor | float]:
         """The learned α and β."""
         return self.alpha, self.beta
 
-    def mixing(self, gram: Float[Tensor, "b c c"]) -> Float[Tensor, "b c c"]:
-        """M(G) with Y = X·M(G). See :func:`polynl.functional.poly_nl_mixing`."""
+    def _mixing(self, gram: Float[Tensor, "b c c"]) -> Float[Tensor, "b c c"]:
         return poly_nl_mixing(gram, *self._matrices())
 
     def _matrices(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:

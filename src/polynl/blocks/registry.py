@@ -1,7 +1,7 @@
 """The blocks by name: one row holds all that the rest of polynl needs to know about a block."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -75,11 +75,15 @@ def build_block(name: str, channels: int, **options: Any) -> Block:
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
     """Raise a TypeError that names the nearest options, if the block does not have one of `options`."""
-    known = list(inspect.signature(BLOCKS[name].block).parameters)[1:]
+    check_known(name, options, list(inspect.signature(BLOCKS[name].block).parameters)[1:])
+
+
+def check_known(owner: str, options: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise a TypeError that names the nearest of the known options, if one of `options` is not known."""
     for option, value in options.items():
         if option not in known:
             hint = near_matches(option, known)
             raise TypeError(
-                f"{name} has no option {option!r} (given as {value!r}).{hint} "
+                f"{owner} has no option {option!r} (given as {value!r}).{hint} "
                 f"Its options are {', '.join(known)}."
             )

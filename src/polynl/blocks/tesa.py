@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polynl.blocks.base import Block, Init, Pointwise, PointwiseNorm, choice
-from polynl.functional.tesa import NORMALIZATIONS, ORDERS, Normalization, Order, tesa_mode
+from polynl.functional.tesa import Normalization, Order, tesa_mode
 
 Embedding = Literal["linear", "none"]
 Fusion = Literal["sum", "concat"]
@@ -41,10 +41,10 @@ class TESA(Block):
         init: Init = "identity",
     ) -> None:
         super().__init__(channels, init)
-        self.order: Order = choice("order", order, ORDERS)
-        self.embedding: Embedding = choice("embedding", embedding, ("linear", "none"))
-        self.normalization: Normalization = choice("normalization", normalization, NORMALIZATIONS)
-        self.fusion: Fusion = choice("fusion", fusion, ("sum", "concat"))
+        self.order = choice("order", order, Order)
+        self.embedding = choice("embedding", embedding, Embedding)
+        self.normalization = choice("normalization", normalization, Normalization)
+        self.fusion = choice("fusion", fusion, Fusion)
         self.spatial_axes = choice("spatial_axes", spatial_axes, (1, 2, 3))
         linear = embedding == "linear"
         self.a = Pointwise(channels, channels, bias=False) if linear else None

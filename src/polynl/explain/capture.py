@@ -37,30 +37,19 @@ class Frame:
 
     def crop(self, values: Tensor) -> Tensor:
         """A map (..., h, w) without the padding."""
-        rows, columns = self._spans((0, 0, self.width, self.height), values.shape[-2:])
-        return values[..., rows, columns]
+        return values[(..., *self.cells((0, 0, self.width, self.height), values.shape[-2:]))]
 
-    def cell(self, x: float, y: float, shape: Sequence[int]) -> tuple[int, int]:
-        """The row and column of a point in pixels, on a map of that shape."""
-        if not (0 <= x < self.width and 0 <= y < self.height):
-            raise ValueError(f"position {x:g}, {y:g} is outside the image, which is {self._size()}")
-        rows, columns = self._spans((x, y, x, y), shape)
-        return rows.start, columns.start
-
-    def cells(self, box: Box, shape: Sequence[int]) -> tuple[slice, slice]:
-        """The rows and columns that a box in pixels touches; the box is clipped to the image."""
-        left, top, right, bottom = box
-        if not (left < right and top < bottom):
-            raise ValueError(f"box {box} is empty; expected left, top, right, bottom in pixels")
-        if right <= 0 or bottom <= 0 or left >= self.width or top >= self.height:
-            raise ValueError(f"box {box} is outside the image, which is {self._size()}")
-        return self._spans(box, shape)
-
-    def _size(self) -> str:
-        return f"{self.width} wide and {self.height} high"
-
-    def _spans(self, box: Box, shape: Sequence[int]) -> tuple[slice, slice]:
-        left, top, right, bottom = box
+    def cells(self, spot: Spot, shape: Sequence[int]) -> tuple[slice, slice]:
+        """The rows and columns of a map of that shape that a spot touches; a box is clipped to the image."""
+        outside = f"is outside the image, which is {self.width} wide and {self.height} high"
+        left, top, *_ = spot
+        right, bottom = spot[-2:]
+        if len(spot) == 2 and not (0 <= left < self.width and 0 <= top < self.height):
+            raise ValueError(f"position {left:g}, {top:g} {outside}")
+        if len(spot) == 4 and not (left < right and top < bottom):
+            raise ValueError(f"box {spot} is empty; expected left, top, right, bottom in pixels")
+        if len(spot) == 4 and (right <= 0 or bottom <= 0 or left >= self.width or top >= self.height):
+            raise ValueError(f"box {spot} {outside}")
         rows, columns = (part * size for part, size in zip(self.covered, shape, strict=True))
         return (
             _span(top / self.height, bottom / self.height, rows),
@@ -204,7 +193,7 @@ def _image_list(images: Images) -> list[Tensor]:
 
 
 def _batch(images: Images) -> Tensor:
-    if isinstance(images, Tensor) and not _is_single(images):
+    if isinstance(images, Tensor) and images.dim() != 3:
         if images.dim() < 3:
             raise ValueError(
                 f"images has the shape {tuple(images.shape)}; expected (b, 3, h, w) or (3, h, w)"
@@ -216,11 +205,6 @@ def _batch(images: Images) -> Tensor:
         different = " and ".join(map(str, sorted(shapes)))
         raise ValueError(f"images have the shapes {different}; a batch needs one: pass them one by one")
     return torch.stack(listed)
-
-
-def _is_single(images: Images) -> bool:
-    """Whether it is one image, not a batch or a list."""
-    return isinstance(images, Tensor) and images.dim() == 3
 
 
 def only_call(calls: Sequence[Call], name: str) -> Call:
@@ -249,6 +233,6 @@ def block_of(model: nn.Module, name: str | None = None) -> str:
 
 def like_images(images: Images, maps: Sequence[Tensor]) -> Any:
     """A list of maps for a list of images, a batch for a batch, and one map for one image."""
-    if _is_single(images):
-        return maps[0]
-    return torch.stack(list(maps)) if isinstance(images, Tensor) else list(maps)
+    if not isinstance(images, Tensor):
+        return list(maps)
+    return maps[0] if images.dim() == 3 else torch.stack(list(maps))

@@ -98,8 +98,8 @@ def _class(explanation: Explanation, logits: Tensor, query: Query) -> tuple[Expl
     number = int(probabilities.argmax()) if query.target is None else class_number(query.target, labels)
     if not 0 <= number < len(probabilities):
         raise ValueError(f"there is no class {number}: it has {len(probabilities)} classes, numbered from 0")
-    probability = float(probabilities[number])
-    return replace(explanation, label=_label(number, labels), probability=probability), number
+    label, probability = labels.get(number, f"class {number}"), float(probabilities[number])
+    return replace(explanation, label=label, probability=probability), number
 
 
 def _detection(
@@ -112,14 +112,10 @@ def _detection(
     if not 0 <= number < count:
         raise ValueError(f"--detection {number}: there are {count} detections, numbered from 0")
     left, top, right, bottom = found["boxes"][number].tolist()
-    label = _label(int(found["labels"][number]), explanation.network.labels)
-    probability = float(found["scores"][number])
+    index, probability = int(found["labels"][number]), float(found["scores"][number])
+    label = explanation.network.labels.get(index, f"class {index}")
     detected = replace(explanation, label=label, probability=probability, box=(left, top, right, bottom))
     return detected, detection_score(number)
-
-
-def _label(number: int, labels: Mapping[int, str]) -> str:
-    return labels.get(number, f"class {number}")
 
 
 def _with_block(explanation: Explanation, captured: Capture, name: str) -> Explanation:
@@ -134,7 +130,7 @@ def _with_block(explanation: Explanation, captured: Capture, name: str) -> Expla
     try:
         (shares,) = influence_at(block, activation.input, frames, [explanation.spot])
     except ValueError as error:
-        return replace(explanation, notes=(*explanation.notes, str(error)))
+        return replace(explanation, notes=(str(error),))
     return replace(explanation, shares=shares)
 
 
@@ -144,10 +140,8 @@ def class_number(target: str, labels: Mapping[int, str]) -> int:
     if len(numbers) > 1:
         choices = " or ".join(map(str, numbers))
         raise ValueError(f"--target: {len(numbers)} classes are called {target!r}; give a number: {choices}")
-    if numbers:
-        return numbers[0]
-    if target.isdecimal():
-        return int(target)
+    if numbers or target.isdecimal():
+        return numbers[0] if numbers else int(target)
     names = [name.lower() for name in labels.values()]
     hint = near_matches(target.lower(), names) if names else " Its classes have no names; give a number."
     raise ValueError(f"--target: no class is called {target!r}.{hint}")

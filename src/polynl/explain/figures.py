@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from polynl.explain.capture import Box
+from polynl.explain.capture import Spot
 from polynl.explain.explanation import Explanation
 from polynl.explain.overlay import overlay
 
@@ -35,35 +35,31 @@ MARK = "#00E5FF"
 
 def cam_figure(explanations: Sequence[Explanation]) -> Figure | None:
     """The image and every network's Grad-CAM beside it: Figure 3 of the paper."""
-    shown = [explanation for explanation in explanations if explanation.cam is not None]
+    shown = [(each, each.cam) for each in explanations if each.cam is not None]
     if not shown:
         return None
     figure, (axes,) = _grid(1, 1 + len(shown))
     _show_image(axes[0], explanations[0], "image")
-    for ax, explanation in zip(axes[1:], shown, strict=True):
-        assert explanation.cam is not None
-        highest = float(explanation.cam.max())
+    for ax, (explanation, cam) in zip(axes[1:], shown, strict=True):
         # The scale of Grad-CAM has no meaning; a map of zeros stays dark.
-        cam = explanation.cam / highest if highest > 0 else explanation.cam
+        relative = cam / (float(cam.max()) or 1.0)
         title = f"{explanation.network.name}\n{explanation.said}"
-        colours = _show_map(ax, explanation, cam, title, (0.0, 1.0))
-        if explanation.box is not None:
-            _outline(ax, explanation.box)
+        colours = _show_map(ax, explanation, relative, title, (0.0, 1.0))
+        _mark(ax, explanation.box)
     _add_colour_bar(figure, axes[1:], colours, "Grad-CAM ÷ its maximum")
     return figure
 
 
 def norms_figure(explanations: Sequence[Explanation]) -> Figure | None:
     """‖X‖, ‖Y‖ and ‖Z‖, a row for every network with a block: Figure 4 of the paper."""
-    shown = [explanation for explanation in explanations if explanation.norms is not None]
+    shown = [(each, each.norms) for each in explanations if each.norms is not None]
     if not shown:
         return None
     figure, rows = _grid(len(shown), 4)
-    for axes, explanation in zip(rows, shown, strict=True):
-        assert explanation.norms is not None
+    titles = ("X, input", "Y, added by the block", "Z, output")
+    for axes, (explanation, norms) in zip(rows, shown, strict=True):
         _show_image(axes[0], explanation, explanation.title)
-        titles = ("X, input", "Y, added by the block", "Z, output")
-        for ax, values, title in zip(axes[1:], explanation.norms, titles, strict=True):
+        for ax, values, title in zip(axes[1:], norms, titles, strict=True):
             high = float(values.max())
             limits = (float(values.min()), high) if high > 0 else (0.0, 1.0)
             colours = _show_map(ax, explanation, values, title if high > 0 else f"{title}: nothing", limits)
@@ -73,23 +69,22 @@ def norms_figure(explanations: Sequence[Explanation]) -> Figure | None:
 
 def influence_figure(explanations: Sequence[Explanation]) -> Figure | None:
     """How much each position contributes to what the block adds at the marked place."""
-    shown = [explanation for explanation in explanations if explanation.shares is not None]
+    shown = [(each, each.shares) for each in explanations if each.shares is not None]
     if not shown:
         return None
     figure, (axes,) = _grid(1, 1 + len(shown))
     # By default every network has a place of its own.
-    same = len({explanation.spot for explanation in shown}) == 1
-    _show_image(axes[0], shown[0], "image and place" if same else "image")
-    if same:
-        _mark(axes[0], shown[0])
-    for ax, explanation in zip(axes[1:], shown, strict=True):
-        assert explanation.shares is not None
-        percent = 100 * explanation.shares
+    spots = {explanation.spot for explanation, _ in shown}
+    _show_image(axes[0], shown[0][0], "image and place" if len(spots) == 1 else "image")
+    if len(spots) == 1:
+        _mark(axes[0], *spots)
+    for ax, (explanation, shares) in zip(axes[1:], shown, strict=True):
+        percent = 100 * shares
         most = float(percent.abs().max()) or 1.0
         meaning = "influence on the marked place" if percent.any() else "its block adds nothing yet"
         title = f"{explanation.title}\n{meaning}"
         colours = _show_map(ax, explanation, percent, title, (-most, most), SIGNED)
-        _mark(ax, explanation)
+        _mark(ax, explanation.spot)
         _add_colour_bar(figure, [ax], colours, "share, %")
     return figure
 
@@ -136,22 +131,15 @@ def _add_colour_bar(figure: Figure, axes: Sequence[Axes], colours: ScalarMappabl
     bar.ax.tick_params(labelsize=8)
 
 
-def _mark(ax: Axes, explanation: Explanation) -> None:
-    if explanation.spot is None:
-        return
-    if len(explanation.spot) == 4:
-        _outline(ax, explanation.spot)
-        return
-    for colour, width in (("black", 4.0), (MARK, 2.0)):
-        ax.plot(*explanation.spot, marker="+", markersize=13, markeredgewidth=width, color=colour)
-
-
-def _outline(ax: Axes, box: Box) -> None:
-    left, top, right, bottom = box
-    for colour, width in (("black", 3.0), (MARK, 1.5)):
-        ax.add_patch(
-            Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor=colour, linewidth=width)
-        )
+def _mark(ax: Axes, spot: Spot | None) -> None:
+    """A cross at a point, or the outline of a box."""
+    for colour, width in (("black", 2.0), (MARK, 1.0)):
+        if spot is not None and len(spot) == 2:
+            ax.plot(*spot, marker="+", markersize=13, markeredgewidth=2 * width, color=colour)
+        elif spot is not None:
+            left, top, right, bottom = spot
+            corner, size = (left, top), (right - left, bottom - top)
+            ax.add_patch(Rectangle(corner, *size, fill=False, edgecolor=colour, linewidth=1.5 * width))
 
 
 FIGURES: dict[str, Callable[[Sequence[Explanation]], Figure | None]] = {

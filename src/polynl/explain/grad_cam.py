@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from polynl.errors import shortened
-from polynl.explain.capture import Frame, Images, capture, forward, like_images, only_call
+from polynl.explain.capture import Images, capture, forward, like_images, only_call
 
 Target = int | Sequence[int] | Tensor | Callable[[Any], Tensor] | None
 
@@ -42,24 +40,13 @@ def cams_at(model: nn.Module, images: Images, target: Target, layers: Sequence[s
             f"no module of {type(model).__name__} outputs a map of several positions; choose a layer"
         )
     for layer in layers:
-        found = _gradient(layer, model, images, target)
-        if found is not None:
-            weights = found.gradient.flatten(2).mean(dim=-1)
-            cams = torch.einsum("bc,bc...->b...", weights, found.maps).relu()
-            return [frame.crop(cam) for cam, frame in zip(cams, found.frames, strict=True)]
+        cams = _cams(layer, model, images, target)
+        if cams is not None:
+            return cams
     raise ValueError(f"the score does not depend on {shortened(layers)}; choose another layer")
 
 
-@dataclass(frozen=True)
-class _Gradient:
-    """The gradient of the score with respect to a layer's maps."""
-
-    gradient: Tensor
-    maps: Tensor
-    frames: Sequence[Frame]
-
-
-def _gradient(layer: str, model: nn.Module, images: Images, target: Target) -> _Gradient | None:
+def _cams(layer: str, model: nn.Module, images: Images, target: Target) -> list[Tensor] | None:
     """None if the score does not depend on the layer."""
     maps: list[Tensor] = []
 
@@ -70,17 +57,18 @@ def _gradient(layer: str, model: nn.Module, images: Images, target: Target) -> _
         # Earlier modules need no gradient; later ones may write into their input.
         return maps[-1].clone()
 
-    with ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(mode=False))
-        stack.enter_context(torch.enable_grad())
-        stack.enter_context(_module(model, layer).register_forward_hook(detach))
+    hook = _module(model, layer).register_forward_hook(detach)
+    with hook, torch.inference_mode(mode=False), torch.enable_grad():
         output, frames = forward(model, images)
         only_call(maps, layer)
         scores = _scores(output, target, len(frames))
         if not scores.requires_grad:
             return None
         (gradient,) = torch.autograd.grad(scores.sum(), maps, allow_unused=True)
-    return None if gradient is None else _Gradient(gradient, maps[0].detach(), frames)
+    if gradient is None:
+        return None
+    cams = torch.einsum("bc,bc...->b...", gradient.flatten(2).mean(dim=-1), maps[0].detach()).relu()
+    return [frame.crop(cam) for cam, frame in zip(cams, frames, strict=True)]
 
 
 def detection_score(number: int | Sequence[int]) -> Callable[[Any], Tensor]:
@@ -91,8 +79,8 @@ def detection_score(number: int | Sequence[int]) -> Callable[[Any], Tensor]:
         if len(numbers) != len(found):
             raise ValueError(f"target has {len(numbers)} detections for {len(found)} images")
         for index, (entry, wanted) in enumerate(zip(found, numbers, strict=True)):
-            if not 0 <= wanted < len(entry["scores"]):
-                count = len(entry["scores"])
+            count = len(entry["scores"])
+            if not 0 <= wanted < count:
                 raise ValueError(f"there is no detection {wanted} in image {index}, which has {count}")
         return torch.stack([entry["scores"][n] for entry, n in zip(found, numbers, strict=True)])
 
@@ -124,13 +112,8 @@ def _classes(target: Any, output: Tensor) -> Tensor:
         classes = torch.as_tensor(target, device=output.device)
     except (TypeError, ValueError, RuntimeError):
         classes = torch.tensor(False)
-    known = classes.dim() < 2 and classes.dtype not in (
-        torch.bool,
-        torch.float16,
-        torch.float32,
-        torch.float64,
-    )
-    if not known or ((classes < 0) | (classes >= output.shape[1])).any():
+    whole = not classes.is_floating_point() and classes.dtype != torch.bool
+    if not whole or classes.dim() > 1 or ((classes < 0) | (classes >= output.shape[1])).any():
         raise ValueError(f"target={target}: the model has classes from 0 to {output.shape[1] - 1}")
     return classes.long()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,7 +132,7 @@ def influence_at(block: nn.Module, x: Tensor, frames: Sequence[Frame], spots: Se
     """For each image, the influence map of its spot, from the captured input of a block."""
     places = torch.zeros_like(x[:, 0])
     for place, frame, spot in zip(places, frames, spots, strict=True):
-        inside = place[(..., *_cells(frame, spot, x.shape[-2:]))]
+        inside = place[(..., *frame.cells(spot, x.shape[-2:]))]
         inside.fill_(1.0 / inside.numel())
     shares = influence(block, x, places)
     return [frame.crop(share) for share, frame in zip(shares, frames, strict=True)]
@@ -147,13 +147,6 @@ def _spots(spot: Spot | Sequence[Spot] | Tensor, images: int) -> Sequence[Spot]:
             f"spot={spot}: expected x, y or left, top, right, bottom, for all or for each of {images} images"
         )
     return spots
-
-
-def _cells(frame: Frame, spot: Spot, shape: Sequence[int]) -> tuple[slice, slice]:
-    if len(spot) == 4:
-        return frame.cells(spot, shape)
-    row, column = frame.cell(*spot, shape)
-    return slice(row, row + 1), slice(column, column + 1)
 
 
 def mix_rows(rows: Float[Tensor, "b n"], maps: Float[Tensor, "b n c"]) -> Float[Tensor, "b c"]:
@@ -209,15 +202,13 @@ def _ratio(parts: Float[Tensor, "b n"], total: Float[Tensor, " b"]) -> Float[Ten
 
 def _checked(block: nn.Module) -> Block:
     """The block, or a ValueError if its output is not a sum of contributions."""
-    name = type(block).__name__
+    without = f"{type(block).__name__} has no influence maps"
     if isinstance(block, Block) and block.mixes:
         return block
     if not isinstance(block, AttentionBlock):
-        raise ValueError(f"{name} has no influence maps: its output is not a sum over positions")
+        raise ValueError(f"{without}: its output is not a sum over positions")
     if isinstance(block.out.norm, nn.GroupNorm):
-        raise ValueError(
-            f"{name} has no influence maps with norm='layer', which normalizes over all positions"
-        )
+        raise ValueError(f"{without} with norm='layer', which normalizes over all positions")
     return block
 
 
@@ -231,11 +222,8 @@ def _prepared(
     """
     known = _checked(block)
     known.check_input(x, any_dtype=True)
-    with ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(mode=False))
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(torch.autocast(x.device.type, enabled=False))
-        stack.enter_context(at_rest(known))
+    fp32 = torch.autocast(x.device.type, enabled=False)
+    with torch.inference_mode(mode=False), torch.no_grad(), fp32, at_rest(known):
         wide = known if known.dtype.itemsize > 2 else copy.deepcopy(known).float()
         # Autograd cannot use a tensor of inference mode, but it can use a copy.
         free = x.clone() if x.is_inference() else x.detach()
@@ -244,20 +232,16 @@ def _prepared(
 
 def _weights(block: Block, x: Float[Tensor, "b c *spatial"], place: Place) -> Float[Tensor, "b n"]:
     """The weight of every position in the place."""
-    spatial = x.shape[2:]
+    b, spatial = x.shape[0], x.shape[2:]
     if isinstance(place, Tensor):
-        if place.shape != (x.shape[0], *spatial):
-            raise ValueError(
-                f"place has the shape {tuple(place.shape)}; expected weights {(x.shape[0], *spatial)}"
-            )
+        if place.shape != (b, *spatial):
+            raise ValueError(f"place has the shape {tuple(place.shape)}; expected weights {(b, *spatial)}")
         return place.to(x.device, block.dtype).flatten(1)
-    whole = isinstance(place, Sequence) and all(isinstance(p, int) for p in place)
-    if (
-        not whole
-        or len(place) != len(spatial)
-        or not all(0 <= p < s for p, s in zip(place, spatial, strict=True))
+    indices = isinstance(place, Sequence) and len(place) == len(spatial)
+    if not indices or not all(
+        isinstance(p, int) and 0 <= p < size for p, size in zip(place, spatial, strict=True)
     ):
         raise ValueError(f"place={place} is not on the map, which is {tuple(spatial)}")
     weights = x.new_zeros(*spatial, dtype=block.dtype)
     weights[tuple(place)] = 1
-    return weights.flatten().expand(x.shape[0], -1)
+    return weights.flatten().expand(b, -1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
@@ -57,15 +58,11 @@ def networks_from_checkpoints(
     """See `network_from_checkpoint`; networks of the same name get the names of their folders as well."""
     networks = [network_from_checkpoint(path, recipe, keys, options) for path in checkpoints]
     names = [network.name for network in networks]
+    longer = ["/".join((*path.resolve().parts[-3:-1], path.name)) for path in checkpoints]
     return [
-        network if names.count(network.name) == 1 else replace(network, name=_longer_name(path))
-        for path, network in zip(checkpoints, networks, strict=True)
+        network if names.count(network.name) == 1 else replace(network, name=name)
+        for network, name in zip(networks, longer, strict=True)
     ]
-
-
-def _longer_name(checkpoint: Path) -> str:
-    folder = checkpoint.resolve().parent
-    return f"{folder.parent.name}/{folder.name}/{checkpoint.name}"
 
 
 def network_from_checkpoint(
@@ -96,20 +93,31 @@ def network_by_name(
         raise SettingsError(f"--model {name}: expected {choices}, such as torchvision/resnet50.")
     network = LIBRARIES[library](arch)
     if stride_in_1x1:
-        try:
+        with _option("--stride-in-1x1"):
             move_strides(network.model, arch)
-        except ValueError as error:
-            raise SettingsError(f"--stride-in-1x1: {error}.") from None
+    # Detectors take a list of images.
+    example = ([torch.zeros(3, 64, 64)],) if network.detects else None
     for block in blocks:
-        _insert(network.model, block)
+        kind, _, module = block.partition("@")
+        if not (kind and module):
+            raise SettingsError(f"--insert {block}: expected BLOCK@MODULE, such as poly_nl@layer3.5.")
+        with _option(f"--insert {block}"):
+            insert(network.model, kind, before=module, example=example)
     if weights is not None:
-        try:
+        with _option("--weights"):
             load_weights(network.model, weights)
-        except OSError as error:
-            raise SettingsError(f"--weights: {weights} cannot be read: {error.strerror}.") from None
-        except ValueError as error:
-            raise SettingsError(f"--weights: {error}.") from None
     return replace(network, name=" + ".join([arch, *blocks]))
+
+
+@contextmanager
+def _option(option: str) -> Iterator[None]:
+    """Errors become a SettingsError that names the option."""
+    try:
+        yield
+    except OSError as error:
+        raise SettingsError(f"{option}: {error.filename} cannot be read: {error.strerror}.") from None
+    except (TypeError, ValueError) as error:
+        raise SettingsError(f"{option}: {str(error).removesuffix('.')}.") from None
 
 
 def _from_torchvision(arch: str) -> ExplainedNetwork:
@@ -124,7 +132,7 @@ def _from_torchvision(arch: str) -> ExplainedNetwork:
     labels = dict(enumerate(published.meta.get("categories", ())))
     preset = published.transforms()
     if is_detector(model):
-        return ExplainedNetwork(arch, model, labels, Identity(), _detector_inputs)
+        return ExplainedNetwork(arch, model, labels, Identity(), lambda image: [image.float() / 255])
     if not isinstance(preset, ImageClassification):
         raise SettingsError(f"--model: torchvision's {arch} is neither a classifier nor a detector.")
     view = val_transform(preset.crop_size[0], preset.resize_size[0], preset.interpolation)
@@ -132,19 +140,15 @@ def _from_torchvision(arch: str) -> ExplainedNetwork:
 
 
 def _from_timm(arch: str) -> ExplainedNetwork:
-    try:
-        import timm
-        from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
-    except ImportError:
-        raise SettingsError("--model: timm is not installed: pip install timm.") from None
+    import timm
+    from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
+
     if arch.partition(".")[0] not in (known := timm.list_models()):
         raise SettingsError(f"--model: timm has no network {arch!r}.{near_matches(arch, known)}")
     model: Any = timm.create_model(arch, pretrained=False).eval()
     published = model.pretrained_cfg
-    size = published["input_size"][-1]
-    view = val_transform(
-        size, int(size / published["crop_pct"]), InterpolationMode(published["interpolation"])
-    )
+    size, interpolation = published["input_size"][-1], InterpolationMode(published["interpolation"])
+    view = val_transform(size, int(size / published["crop_pct"]), interpolation)
     subset = infer_imagenet_subset(model)
     names = ImageNetInfo(subset).label_descriptions() if subset else ()
     normalize = partial(_normalized, mean=published["mean"], std=published["std"])
@@ -155,22 +159,6 @@ LIBRARIES: dict[str, Callable[[str], ExplainedNetwork]] = {
     "torchvision": _from_torchvision,
     "timm": _from_timm,
 }
-
-
-def _insert(model: nn.Module, block: str) -> None:
-    name, _, module = block.partition("@")
-    if not (name and module):
-        raise SettingsError(f"--insert {block}: expected BLOCK@MODULE, such as poly_nl@layer3.5.")
-    try:
-        # Detectors take a list of images.
-        example = ([torch.zeros(3, 64, 64)],) if is_detector(model) else None
-        insert(model, name, before=module, example=example)
-    except (TypeError, ValueError) as error:
-        raise SettingsError(f"--insert {block}: {error}") from None
-
-
-def _detector_inputs(image: Tensor) -> list[Tensor]:
-    return [image.float() / 255]
 
 
 def _normalized(image: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:

@@ -80,8 +80,7 @@ def _write_figures(explanations: Sequence[Explanation], out: Path, name: str) ->
     written = []
     with matplotlib.rc_context({"font.size": 10}):
         for kind, draw in FIGURES.items():
-            figure = draw(explanations)
-            if figure is not None:
+            if figure := draw(explanations):
                 png = io.BytesIO()
                 figure.savefig(png, dpi=DPI, bbox_inches="tight")
                 written.append(out / f"{name}-{kind}.png")

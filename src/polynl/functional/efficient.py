@@ -9,7 +9,6 @@ from torch import Tensor
 from polynl.functional.gram import gram, mix
 
 Normalization = Literal["softmax", "none"]
-NORMALIZATIONS: tuple[Normalization, ...] = ("softmax", "none")
 
 
 def efficient_attention(
@@ -48,11 +47,6 @@ def efficient_attention_reference(
     * ``softmax``: Y_h = ρ_q(Q_h) ρ_k(K_h)ᵀ V_h, ρ_q a softmax over the head's channels, ρ_k over positions.
     * ``none``: Y_h = Q_h K_hᵀ V_h / M, Eq. 2 divided by the number of keys M.
     """
-    if normalization not in ("softmax", "none"):
-        raise ValueError(f"normalization={normalization!r}: expected 'softmax' or 'none'")
-    for name, channels in (("k", k.shape[1]), ("v", v.shape[1])):
-        if heads < 1 or channels % heads:
-            raise ValueError(f"heads={heads}: expected a divisor of the {channels} channels of {name}")
     q, k, v = (t.double() for t in (q, k, v))
     outputs = []
     for q_h, k_h, v_h in zip(q.chunk(heads, 1), k.chunk(heads, 1), v.chunk(heads, 1), strict=True):

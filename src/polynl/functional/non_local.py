@@ -13,7 +13,6 @@ from torch import Tensor
 from polynl.functional.gram import gram, mix, sizes_are_open
 
 DotProductForm = Literal["gram", "quadratic"]
-DOT_PRODUCT_FORMS: tuple[DotProductForm, ...] = ("gram", "quadratic")
 
 
 def dot_product_attention(

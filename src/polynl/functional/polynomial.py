@@ -7,7 +7,8 @@ a block's W[3] at n = c = 3 shows its structure as well as at full size.
 import math
 from collections.abc import Callable, Sequence
 from functools import reduce
-from itertools import permutations
+from itertools import permutations, product
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -21,8 +22,8 @@ Element = tuple[int, int]
 Triplet = tuple[Element, tuple[Element, Element, Element]]
 """An output element and the three input elements whose product it contains, sorted."""
 
-# 128 MiB in fp64. Reached at n·c = 64; taking the derivatives needs several times as much.
-MAX_ENTRIES = 2**24
+# Where W[3] has 128 MiB in fp64; taking the derivatives needs several times as much.
+LARGEST_MAP = 64
 
 
 def double_dot(w: Float[Tensor, "*rest n c"], x: Float[Tensor, "n c"]) -> Float[Tensor, "*rest"]:
@@ -31,8 +32,8 @@ def double_dot(w: Float[Tensor, "*rest n c"], x: Float[Tensor, "n c"]) -> Float[
     >>> double_dot(torch.ones(5, 4, 3, 2), torch.ones(3, 2)).shape
     torch.Size([5, 4])
     """
-    product: Tensor = torch.tensordot(w, x, dims=2)
-    return product
+    contracted: Tensor = torch.tensordot(w, x, dims=2)
+    return contracted
 
 
 def polynomial(
@@ -100,9 +101,8 @@ def third_order_tensor(f: Callable[[Tensor], Tensor], n: int, c: int) -> Float[T
     5.0
     """
     entries = dense_parameters(n, c, 3)
-    if entries > MAX_ENTRIES:
-        largest = math.isqrt(math.isqrt(MAX_ENTRIES))
-        raise ValueError(f"n={n}, c={c}: W[3] would have {entries:.2g} entries; expected n·c ≤ {largest}")
+    if n * c > LARGEST_MAP:
+        raise ValueError(f"n={n}, c={c}: W[3] would have {entries:.2g} entries; expected n·c ≤ {LARGEST_MAP}")
     (point,) = _random_inputs(1, n, c, seed=0)
     with torch.no_grad():
         _evaluate(f, point)
@@ -114,26 +114,24 @@ def third_order_residual(f: Callable[[Tensor], Tensor], n: int, c: int) -> float
 
     The largest relative difference max|f(X) − Y| / max(|f(X)|, |Y|), with Y = W[3] • X • X • X, over random
     X, their negatives and scales from 1/4 to 32: lower orders show where X is small, higher ones and
-    saturation where it is large, kinks under the change of sign. Rounding alone gives 1e-15,
-    or a few digits more if f subtracts a skip connection. Any other function gives up to 2, or infinity if
-    it is not finite.
+    saturation where it is large, kinks under the change of sign. Rounding alone gives 1e-15, other functions
+    up to 2, or infinity if they are not finite.
 
     >>> third_order_residual(lambda x: x + x**3, 1, 1) > 0.9
     True
     """
     w3 = third_order_tensor(f, n, c)
     worst = 0.0
-    for x in _random_inputs(4, n, c, seed=1):
-        for scale in (1 / 4, -1 / 4, 1.0, -1.0, 32.0, -32.0):
-            with torch.no_grad():
-                actual = _evaluate(f, scale * x)
-            expected = third_order(scale * x, w3)
-            # A NaN would lose every comparison below and pass.
-            if not (actual.isfinite().all() and expected.isfinite().all()):
-                return math.inf
-            size = max(actual.abs().max().item(), expected.abs().max().item())
-            if size > 0:
-                worst = max(worst, (actual - expected).abs().max().item() / size)
+    for x, scale in product(_random_inputs(4, n, c, seed=1), (1 / 4, -1 / 4, 1.0, -1.0, 32.0, -32.0)):
+        with torch.no_grad():
+            actual = _evaluate(f, scale * x)
+        expected = third_order(scale * x, w3)
+        # A NaN would lose every comparison below and pass.
+        if not (actual.isfinite().all() and expected.isfinite().all()):
+            return math.inf
+        size = max(actual.abs().max().item(), expected.abs().max().item())
+        if size > 0:
+            worst = max(worst, (actual - expected).abs().max().item() / size)
     return worst
 
 
@@ -165,8 +163,11 @@ def triplets(w3: Float[Tensor, "n c n c n c n c"], tolerance: float | None = Non
     n, c = w3.shape[:2]
     if tolerance is None:
         tolerance = (n * c) ** 3 * torch.finfo(w3.dtype).eps
-    size = _symmetrized(w3.detach()).abs()
-    used = (size > tolerance * size.max()).reshape((n * c,) * 4).nonzero().tolist()
+    # The mean over all orders of the three inputs: the same polynomial, one tensor for each.
+    folded = w3.detach().reshape((n * c,) * 4)
+    orders = [folded.permute(0, *order) for order in permutations((1, 2, 3))]
+    size = (reduce(torch.add, orders) / len(orders)).abs()
+    used = (size > tolerance * size.max()).nonzero().tolist()
     # An index of the folded (n·c) axis sorts as its (position, channel) does.
     return frozenset(
         (divmod(out, c), (divmod(i, c), divmod(j, c), divmod(k, c))) for out, i, j, k in used if i <= j <= k
@@ -185,8 +186,7 @@ def dense_parameters(n: int, c: int, order: int) -> int:
     for name, value, least in (("n", n, 1), ("c", c, 1), ("order", order, 0)):
         if value < least:
             raise ValueError(f"{name}={value}: expected an integer ≥ {least}")
-    entries: int = (n * c) ** (order + 1)
-    return entries
+    return int((n * c) ** (order + 1))
 
 
 def ccp(
@@ -227,11 +227,10 @@ def _third_derivative(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     be one line, but start from an identity matrix with (nc)⁶ entries.
     """
 
-    def row(u: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    def row(u: Tensor, v: Tensor, w: Tensor) -> Any:
         first = grad(lambda x: (f(x) * u).sum())
         second = grad(lambda x: (first(x) * v).sum())
-        third: Tensor = grad(lambda x: (second(x) * w).sum())(x)
-        return third
+        return grad(lambda x: (second(x) * w).sum())(x)
 
     size = x.numel()
     basis = torch.eye(size, dtype=x.dtype).reshape(size, *x.shape)
@@ -243,13 +242,6 @@ def _third_derivative(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 def _random_inputs(count: int, n: int, c: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(count, n, c, dtype=torch.float64, generator=generator)
-
-
-def _symmetrized(w3: Tensor) -> Tensor:
-    """The mean over all orders of the three input pairs: the same polynomial, one tensor for each."""
-    folded = w3.flatten(6, 7).flatten(4, 5).flatten(2, 3)
-    orders = [folded.permute(0, 1, *order) for order in permutations((2, 3, 4))]
-    return (reduce(torch.add, orders) / len(orders)).reshape(w3.shape)
 
 
 # The literal reference: fp64, one sample (n, c), no code shared with the fast form. Only tests may use it.

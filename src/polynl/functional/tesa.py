@@ -6,9 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 Order = Literal["cheap", "quadratic"]
-ORDERS: tuple[Order, ...] = ("cheap", "quadratic")
 Normalization = Literal["mean", "none"]
-NORMALIZATIONS: tuple[Normalization, ...] = ("mean", "none")
 
 
 def tesa_mode(

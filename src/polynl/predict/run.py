@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -114,8 +115,7 @@ def _write_picture(path: Path, image: Tensor, found: Detections, names: Mapping[
 
 
 def _summary(found: Detections, names: Mapping[int, str]) -> str:
-    labels = found.labels.tolist()
-    counts = {names.get(label, str(label)): labels.count(label) for label in dict.fromkeys(labels)}
+    counts = Counter(names.get(label, str(label)) for label in found.labels.tolist())
     return ", ".join(f"{count} × {name}" for name, count in counts.items()) or "nothing found"
 
 
