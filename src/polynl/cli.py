@@ -126,7 +126,8 @@ def _shown(hint: Any) -> Any:
     metavar = None
     match get_args(hint):
         case (kind, rest) if rest in (NoneType, ...):
-            metavar = kind.__name__.upper() + (" …" if rest is ... else "")
+            metavar = "NAME" if kind is str else kind.__name__.upper()
+            metavar += " …" if rest is ... else ""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=_default_hint)
 
 
