@@ -5,10 +5,12 @@ Nothing is downloaded: an environment links the distributions that pip would ins
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import venv
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -27,6 +29,7 @@ CLASSES = str(ROOT / "tests" / "train" / "tiny.yaml")
 INSTANCES, FACES = (str(ROOT / "tests" / f"tiny_{kind}.yaml") for kind in ("instances", "faces"))
 
 
+@cache
 def requirements(name: str) -> list[Requirement]:
     """What a distribution requires; of polynl as pyproject.toml says it: the installed one may be older."""
     if name != "polynl":
@@ -65,52 +68,18 @@ def link(name: str, site: Path) -> None:
             target.symlink_to(source)
 
 
-class Environment:
-    """A virtual environment with polynl as `pip install REQUIREMENT` would set it up."""
-
-    def __init__(self, folder: Path, requirement: str) -> None:
-        venv.create(folder, symlinks=True)
-        self.folder = folder
-        site = next(folder.glob("lib/python*/site-packages"))
-        for name in closure(requirement) - {"polynl"}:
-            link(name, site)
-        (site / "polynl.pth").write_text(str(ROOT / "src"))
-        described = site / f"polynl-{PROJECT['version']}.dist-info"
-        described.mkdir()
-        lines = [f"Requires-Dist: {line}" for line in requirements("polynl")]
-        (described / "METADATA").write_text("\n".join(["Metadata-Version: 2.4", "Name: polynl", *lines, ""]))
-
-    def python(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run Python with these arguments, and with nothing of the environment that the tests run in."""
-        clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-        command = [self.folder / "bin" / "python", *words]
-        return subprocess.run(command, capture_output=True, text=True, env=clean, cwd=self.folder)
-
-    def commands(self, *commands: list[str]) -> list[str]:
-        """The errors of each `polynl …`, run one after the other in one process, since torch loads slowly."""
-        program = (
-            "import io, sys\nfrom contextlib import redirect_stderr, redirect_stdout\n"
-            "from polynl.__main__ import main\n"
-            f"for words in {commands!r}:\n"
-            "    sys.argv, errors, code = ['polynl', *words], io.StringIO(), 0\n"
-            "    try:\n"
-            "        with redirect_stderr(errors), redirect_stdout(io.StringIO()):\n"
-            "            main()\n"
-            "    except SystemExit as end:\n        code = end.code\n"
-            "    print(f'{code} {errors.getvalue()!r}')\n"
-        )
-        done = self.python("-c", program)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
-
-
-@pytest.fixture(scope="module")
-def core(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    return Environment(tmp_path_factory.mktemp("core"), "polynl")
-
-
-def line(package: str, extra: str) -> str:
-    return f'polynl: this needs {package}, which is not installed: pip install "polynl[{extra}]"\n'
+def make_environment(folder: Path, requirement: str) -> Path:
+    """A virtual environment as `pip install REQUIREMENT` would set it up; returns its site-packages."""
+    venv.create(folder, symlinks=True)
+    site = next(folder.glob("lib/python*/site-packages"))
+    for name in closure(requirement) - {"polynl"}:
+        link(name, site)
+    (site / "polynl.pth").write_text(str(ROOT / "src"))
+    described = site / f"polynl-{PROJECT['version']}.dist-info"
+    described.mkdir()
+    lines = [f"Requires-Dist: {line}" for line in requirements("polynl")]
+    (described / "METADATA").write_text("\n".join(["Metadata-Version: 2.4", "Name: polynl", *lines, ""]))
+    return site
 
 
 CORE = """
@@ -136,30 +105,119 @@ except ModuleNotFoundError:
     print("works")
 """
 
+# Modules, slow to import, that the programs of an extra share; and these: `polynl …`, or Python's -c.
+PROGRAMS: dict[str, tuple[list[str], dict[str, list[str]]]] = {
+    "": (["polynl"], {"blocks": ["-c", CORE], "train": ["train", "scenes"]}),
+    "[train]": (
+        ["polynl.cli", "polynl.train.loop"],
+        {
+            "list": ["train", CLASSES, "--list-keys"],
+            "detector": ["train", INSTANCES],
+            "report": ["report", "runs"],
+        },
+    ),
+    "[detect]": (
+        [],
+        {"instances": ["train", INSTANCES, "--list-keys"], "faces": ["train", FACES, "--list-keys"]},
+    ),
+    "[report]": (
+        [],
+        {"report": ["report", "none"], "compare": ["bench", "compare", "none", "none"]},
+    ),
+}
 
-def test_blocks_insertion_and_peers_work_with_the_core_alone(core: Environment) -> None:
-    done = core.python("-c", CORE)
-    assert (done.stdout, done.stderr) == ("works\n", "")
+# Started in the first environment: each of the others has what the one before has loaded.
+FORKS = """
+import gc, importlib, json, os, runpy, sys, warnings
+site, *environments = json.loads(sys.argv[1])
+for folder, modules, programs in environments:
+    sys.path[sys.path.index(site)] = folder
+    site = folder
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(map(importlib.import_module, modules))
+    gc.freeze()
+    for name, words in programs.items():
+        child = os.fork()
+        if child == 0:
+            for stream, kind in ((1, "out"), (2, "err")):
+                os.dup2(os.open(f"{folder}/{name}.{kind}", os.O_WRONLY | os.O_CREAT), stream)
+            code = 0
+            try:
+                if words[0] == "-c":
+                    exec(words[1], {"__name__": "__main__"})
+                else:
+                    sys.argv = ["polynl", *words]
+                    runpy.run_module("polynl", run_name="__main__")
+            except SystemExit as end:
+                code = end.code
+            sys.stdout.flush()
+            os._exit(code)  # without the slow end of Python
+        print(folder, name, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+Ended = tuple[int, str, str]
 
 
-def test_a_command_without_its_extra_ends_with_one_line(core: Environment) -> None:
-    done = core.python("-m", "polynl", "train", "scenes")
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", line("tyro", "train"))
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Ended]:
+    """Exit code, output and errors of every program, by its extra and its name.
+
+    Each runs in its own process, forked from one that has loaded torch: that takes seconds.
+    """
+    core, *larger = map(closure, (f"polynl{extra}" for extra in PROGRAMS))
+    train = larger[0]
+    assert core < train, "else they cannot share what is loaded"
+    assert all(train <= names for names in larger)
+    folder = tmp_path_factory.mktemp("environments")
+    sites = {extra: make_environment(folder / f"polynl{extra}", f"polynl{extra}") for extra in PROGRAMS}
+    jobs = [str(sites[""]), *((str(sites[extra]), *PROGRAMS[extra]) for extra in PROGRAMS)]
+    # Nothing of the environment that the tests run in.
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    command = [folder / "polynl" / "bin" / "python", "-c", FORKS, json.dumps(jobs)]
+    done = subprocess.run(command, capture_output=True, text=True, env=clean, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    extra_of = {str(site): extra for extra, site in sites.items()}
+    results = {}
+    for site, name, code in map(str.split, done.stdout.splitlines()):
+        out, err = ((Path(site) / f"{name}.{kind}").read_text("utf-8") for kind in ("out", "err"))
+        results[extra_of[site], name] = (int(code), out, err)
+    return results
 
 
-def test_training_needs_less_than_detectors_and_reports(tmp_path: Path) -> None:
-    training = Environment(tmp_path, "polynl[train]")
-    listed, detector, report = training.commands(
-        ["train", CLASSES, "--list-keys"], ["train", INSTANCES], ["report", "runs"]
-    )
-    assert listed == "0 ''"
-    assert detector == f"2 {line('pycocotools', 'detect')!r}"
-    assert report in [f"2 {line(package, 'report')!r}" for package in ("jinja2", "matplotlib", "markupsafe")]
+def line(package: str, extra: str) -> str:
+    return f'polynl: this needs {package}, which is not installed: pip install "polynl[{extra}]"\n'
 
 
-def test_detectors_need_no_more_than_their_extra(tmp_path: Path) -> None:
-    words = [["train", recipe, "--list-keys"] for recipe in (INSTANCES, FACES)]
-    assert Environment(tmp_path, "polynl[detect]").commands(*words) == ["0 ''", "0 ''"]
+def test_blocks_insertion_and_peers_work_with_the_core_alone(ended: dict[tuple[str, str], Ended]) -> None:
+    assert ended["", "blocks"] == (0, "works\n", "")
+
+
+def test_a_command_without_its_extra_ends_with_one_line(ended: dict[tuple[str, str], Ended]) -> None:
+    assert ended["", "train"] == (2, "", line("tyro", "train"))
+
+
+def test_training_needs_less_than_detectors_and_reports(ended: dict[tuple[str, str], Ended]) -> None:
+    code, _, errors = ended["[train]", "list"]
+    assert (code, errors) == (0, "")
+    code, _, errors = ended["[train]", "detector"]
+    assert (code, errors) == (2, line("pycocotools", "detect"))
+    code, _, errors = ended["[train]", "report"]
+    assert code == 2
+    assert errors in [line(package, "report") for package in ("jinja2", "matplotlib", "markupsafe")]
+
+
+@pytest.mark.parametrize("task", ["instances", "faces"])
+def test_detectors_need_no_more_than_their_extra(ended: dict[tuple[str, str], Ended], task: str) -> None:
+    code, _, errors = ended["[detect]", task]
+    assert (code, errors) == (0, "")
+
+
+@pytest.mark.parametrize("command", ["report", "compare"])
+def test_reports_need_no_more_than_their_extra(ended: dict[tuple[str, str], Ended], command: str) -> None:
+    _, _, errors = ended["[report]", command]
+    assert "none" in errors
+    assert "install" not in errors
 
 
 @pytest.mark.parametrize("task", ["instance_segmentation", "face_detection"])
@@ -172,13 +230,6 @@ def test_a_package_that_is_imported_late_is_missed_at_the_start(
         task_class(task)
     assert extras.install_hint(caught.value) in line("not_installed", "detect")
     assert task_class("classification").name == "classification"
-
-
-def test_reports_need_no_more_than_their_extra(tmp_path: Path) -> None:
-    reports = Environment(tmp_path, "polynl[report]")
-    for said in reports.commands(["report", "none"], ["bench", "compare", "none", "none"]):
-        assert "none" in said
-        assert "install" not in said
 
 
 def test_a_module_that_no_extra_brings_is_no_matter_of_installing(monkeypatch: pytest.MonkeyPatch) -> None:

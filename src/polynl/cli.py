@@ -7,7 +7,8 @@ import inspect
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from types import NoneType
+from typing import Annotated, Any, Protocol, get_args, get_type_hints
 
 import tyro
 from rich.console import Console
@@ -38,15 +39,12 @@ class Command(Protocol):
         """Run the command; a SettingsError says what is wrong with the options."""
 
 
-Commands = dict[str, "type[Command] | Group"]
-
-
 @dataclass(frozen=True)
 class Group:
     """A group of commands."""
 
     help: str
-    commands: Commands
+    commands: dict[str, type[Command] | Group]
 
 
 COMMANDS = Group(
@@ -108,15 +106,33 @@ def _run(command: type[Command] | Group, name: str, words: list[str]) -> None:
 
 
 def _parse(command: type[Command], name: str, words: list[str]) -> Command:
-    config = (tyro.conf.FlagCreatePairsOff,)
-    first, *others = (field.name for field in dataclasses.fields(command))  # type: ignore[arg-type]
-    if "keys" not in others:
-        return tyro.cli(command, prog=name, args=words, config=config)
-    if first in FIRST and words and words[0].startswith("--") and "--help" not in words:
-        usage, argument = FIRST[first]
+    fields = [field.name for field in dataclasses.fields(command)]  # type: ignore[arg-type]
+    if fields[0] in FIRST and words and words[0].startswith("--") and "--help" not in words:
+        usage, argument = FIRST[fields[0]]
         raise SettingsError(f"{argument} must come first, not {words[0]}: {name} {usage} [--key value …]")
-    options, keys = tyro.cli(command, prog=name, args=words, config=config, return_unknown_args=True)
+    hints = get_type_hints(command, include_extras=True)
+    shown = {field: Annotated[hints[field], _shown(hints[field])] for field in fields}
+    members = {"__annotations__": shown, "__doc__": command.__doc__}
+    annotated: type[Command] = type(command.__name__, (command,), members)
+    config = (tyro.conf.FlagCreatePairsOff,)
+    if "keys" not in fields:
+        return tyro.cli(annotated, prog=name, args=words, config=config)
+    options, keys = tyro.cli(annotated, prog=name, args=words, config=config, return_unknown_args=True)
     return dataclasses.replace(options, keys=tuple(keys))  # type: ignore[type-var]
+
+
+def _shown(hint: Any) -> Any:
+    """How help shows an option; tyro would show {None}|PATH, [INT [INT ...]] and (default: None)."""
+    metavar = None
+    match get_args(hint):
+        case (kind, rest) if rest in (NoneType, ...):
+            metavar = "NAME" if kind is str else kind.__name__.upper()
+            metavar += " …" if rest is ... else ""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=_default_hint)
+
+
+def _default_hint(default: str) -> str:
+    return "" if default in ("None", "False", "") else f"(default: {default})"
 
 
 def _help(group: Group, name: str) -> RichGroup:

@@ -18,17 +18,11 @@ from polynl.reproduce.settings import ReproduceSettings
 
 # Imports that only `run` needs are made there: `polynl --help` need not load torch or matplotlib.
 
-# tyro would show {None}|PATH, and (default: None) or (default: False) after every help text.
-File = Annotated[Path, arg(metavar="FILE")]
-Dir = Annotated[Path, arg(metavar="DIR")]
-OptionalFile = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")]
-OptionalDir = Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")]
-OptionalPath = Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="")]
-OptionalRecipe = Annotated[str | None, arg(metavar="RECIPE", help_behavior_hint="")]
-OptionalModule = Annotated[str | None, arg(metavar="MODULE", help_behavior_hint="")]
-Flag = Annotated[bool, arg(help_behavior_hint="")]
+FILE, DIR = arg(metavar="FILE"), arg(metavar="DIR")
 RecipeName = Annotated[Positional[str], arg(metavar="RECIPE")]
-Images = Annotated[Positional[tuple[Path, ...]], arg(metavar="IMAGE …", help_behavior_hint="")]
+OptionalRecipe = Annotated[str | None, arg(metavar="RECIPE")]
+OptionalModule = Annotated[str | None, arg(metavar="MODULE")]
+Images = Annotated[Positional[tuple[Path, ...]], arg(metavar="IMAGE …")]
 # Options of the recipe, which `polynl.cli` collects.
 Keys = Suppress[tuple[str, ...]]
 
@@ -64,7 +58,7 @@ class BenchCompare:
     """JSON file of the earlier run."""
     second: Annotated[Positional[Path], arg(metavar="NEW")]
     """JSON file of the later run."""
-    all: Flag = False
+    all: bool = False
     """Show every measurement, not only those that changed."""
 
     def run(self, console: Console) -> None:
@@ -85,13 +79,13 @@ class Train:
 
     recipe: RecipeName
     """Recipe file or name; must come first."""
-    out: OptionalDir = None
-    """Folder of the run (default: runs/<recipe>/<block>-<placement>)"""
-    resume: Flag = False
+    out: Annotated[Path | None, DIR] = None
+    """Folder of the run (default: runs/<recipe>/<block>-<placement>)."""
+    resume: bool = False
     """Resume from the last checkpoint in --out, if there is one."""
-    overwrite: Flag = False
+    overwrite: bool = False
     """Replace the run in --out."""
-    list_keys: Flag = False
+    list_keys: bool = False
     """List the keys of the recipe with their values and meanings, and exit."""
     keys: Keys = ()
 
@@ -120,13 +114,13 @@ class Evaluate:
 
     recipe: RecipeName
     """Recipe file or name, such as the recipe.yaml in the folder of a run; must come first."""
-    checkpoint: OptionalFile = None
+    checkpoint: Annotated[Path | None, FILE] = None
     """Checkpoint of polynl train to score, or weights as safetensors or a state dict."""
-    out: OptionalFile = None
+    out: Annotated[Path | None, FILE] = None
     """Write the scores to this JSON file."""
-    save_detections: OptionalPath = None
+    save_detections: Path | None = None
     """Save all detections: to a JSON file of COCO results, for faces to a folder of text files."""
-    detections: OptionalPath = None
+    detections: Path | None = None
     """Score detections saved like this, by any program, instead of a checkpoint."""
     keys: Keys = ()
 
@@ -154,13 +148,13 @@ class Evaluate:
 class EvaluateFaces:
     """Score face detections as WIDER FACE does: AP of Easy, Medium and Hard faces."""
 
-    predictions: Annotated[Positional[Path], arg(metavar="DIR")]
+    predictions: Annotated[Positional[Path], DIR]
     """Folder with a file EVENT/IMAGE.txt per image: its name, a count, and lines of x y w h score."""
-    ground_truth: Dir
+    ground_truth: Annotated[Path, DIR]
     """Folder with the official wider_face_val.mat and wider_{easy,medium,hard}_val.mat."""
-    curves: File = Path("wider_face.png")
+    curves: Annotated[Path, FILE] = Path("wider_face.png")
     """PNG file for the three precision–recall curves."""
-    partial: Flag = False
+    partial: bool = False
     """Score only images that have predictions, instead of requiring all of them."""
 
     def run(self, console: Console) -> None:
@@ -193,11 +187,11 @@ class Predict:
 
     images: Images
     """Image files, or folders of them; must come first."""
-    checkpoint: File
+    checkpoint: Annotated[Path, FILE]
     """Checkpoint or weights in the folder of a run, or weights of torchvision's Mask R-CNN."""
     recipe: OptionalRecipe = None
     """Recipe it was trained with (default: recipe.yaml next to it)."""
-    out: Dir = Path("predictions")
+    out: Annotated[Path, DIR] = Path("predictions")
     """Folder for one PNG per image and detections.json, in COCO format."""
     threshold: Annotated[float, arg(metavar="SCORE")] = 0.5
     """Hide detections scoring below this."""
@@ -229,25 +223,23 @@ class Explain:
 
     images: Images
     """Image files, or folders of them; must come first."""
-    checkpoint: Annotated[UseAppendAction[tuple[Path, ...]], arg(metavar="FILE", help_behavior_hint="")] = ()
+    checkpoint: Annotated[UseAppendAction[tuple[Path, ...]], FILE] = ()
     """Checkpoint or weights in the folder of a run; repeat it to compare several."""
     recipe: OptionalRecipe = None
     """Recipe the checkpoints were trained with (default: recipe.yaml next to each)."""
-    model: Annotated[str | None, arg(metavar="LIBRARY/NAME", help_behavior_hint="")] = None
+    model: Annotated[str | None, arg(metavar="LIBRARY/NAME")] = None
     """Network of torchvision or timm to explain."""
-    weights: OptionalFile = None
+    weights: Annotated[Path | None, FILE] = None
     """Weights for --model, as safetensors or a state dict (default: random weights)."""
-    insert: Annotated[
-        UseAppendAction[tuple[str, ...]], arg(metavar="BLOCK@MODULE", help_behavior_hint="")
-    ] = ()
+    insert: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="BLOCK@MODULE")] = ()
     """Insert a block before a module of --model; repeat it for more blocks."""
-    stride_in_1x1: Flag = False
+    stride_in_1x1: bool = False
     """Downsample in the 1×1 convolution of --model's bottlenecks, as some ResNet weights require."""
-    target: Annotated[str | None, arg(metavar="CLASS", help_behavior_hint="")] = None
+    target: Annotated[str | None, arg(metavar="CLASS")] = None
     """For classifiers: class to explain, by name or number (default: the predicted class)."""
-    position: Annotated[tuple[float, float] | None, arg(metavar="X Y", help_behavior_hint="")] = None
+    position: Annotated[tuple[float, float] | None, arg(metavar="X Y")] = None
     """Pixel whose influence map to draw (default: where Grad-CAM is highest)."""
-    detection: Annotated[int | None, arg(metavar="NUMBER", help_behavior_hint="")] = None
+    detection: Annotated[int | None, arg(metavar="NUMBER")] = None
     """For detectors: the detection to explain, counted from 0 (default: the highest-scoring)."""
     block: OptionalModule = None
     """Block for feature norms and influence, by the module it is inserted at (default: the first)."""
@@ -255,7 +247,7 @@ class Explain:
     """Module whose output Grad-CAM uses (default: the last one with more than one position)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to compute on."""
-    out: Dir = Path("explanations")
+    out: Annotated[Path, DIR] = Path("explanations")
     """Folder for the pictures."""
     keys: Keys = ()
 
@@ -296,9 +288,9 @@ class Report:
     Takes folders of polynl reproduce, polynl train and polynl bench, in any mix.
     """
 
-    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR …", help_behavior_hint="")]
+    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR …")]
     """Folders of the runs."""
-    out: File = Path("report.html")
+    out: Annotated[Path, FILE] = Path("report.html")
     """File to write."""
 
     def run(self, console: Console) -> None:
@@ -327,10 +319,10 @@ class DataScenes:
     The scenes are those that `data.source: scenes` draws with the same options.
     """
 
-    out: Dir
+    out: Annotated[Path, DIR]
     """Folder for train/, val/ and annotations/; file names in annotations are relative to train/ and val/."""
     scenes: OmitArgPrefixes[SceneFiles] = dataclasses.field(default_factory=SceneFiles)
-    overwrite: Flag = False
+    overwrite: bool = False
     """Replace the scenes in --out."""
 
     def run(self, console: Console) -> None:

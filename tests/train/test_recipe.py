@@ -19,10 +19,9 @@ from polynl.cli import Evaluate, Train
 from polynl.tasks.classification.config import ClassificationConfig
 from polynl.tasks.registry import TASKS
 from polynl.train import loop
-from polynl.train.config import build_optimizer, recipe_class
+from polynl.train.config import build_optimizer, list_keys, recipe_class
 from polynl.train.recipe_file import (
     BUILT_IN,
-    list_keys,
     load_recipe,
     parse_recipe,
     read_yaml,
@@ -360,7 +359,7 @@ def test_list_keys_shows_every_key_its_value_and_its_meaning(capsys: Any, monkey
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_key_says_what_it_means(name: str) -> None:
-    assert [key for key, _, meaning in list_keys(load_recipe(name)) if not meaning] == []
+    assert [key for key, _, field in list_keys(load_recipe(name)) if not field.description] == []
 
 
 def test_what_list_keys_shows_can_be_given(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 import torch
 
-from polynl.train.loading import EvalSampler, SeededDataset, TrainSampler, hash_seed
+from polynl.train.loading import SeededDataset, TrainSampler, eval_batches, hash_seed
 
 
 def shares(
@@ -220,7 +220,9 @@ def test_groups_of_all_of_coco() -> None:
 @pytest.mark.parametrize("batch", [1, 3, 16, 200])
 @pytest.mark.parametrize("processes", [1, 2, 3, 8])
 def test_scoring_takes_every_image_exactly_once(length: int, batch: int, processes: int) -> None:
-    samplers = [EvalSampler(length, batch=batch, rank=rank, processes=processes) for rank in range(processes)]
+    samplers = [
+        eval_batches(length, batch=batch, rank=rank, processes=processes) for rank in range(processes)
+    ]
     found = [list(sampler) for sampler in samplers]
     assert [len(sampler) for sampler in samplers] == [len(batches) for batches in found]
     sizes = [len(batch) for batches in found for batch in batches]

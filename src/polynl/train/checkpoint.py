@@ -44,19 +44,18 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """The state in a file, on the CPU; a CheckpointError says what is wrong with the file."""
     try:
         damaged = damaged_entry(path)
-        if damaged is not None:
-            raise CheckpointError(f"{path} is damaged: {damaged} in it has changed.")
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True) if damaged is None else None
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint {path}.") from None
-    except CheckpointError:
-        raise
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path} was not loaded: it contains more than tensors and plain values, and could execute code."
         ) from error
     except Exception as error:  # a damaged file can raise almost anything
-        raise CheckpointError(f"{path} is damaged or not a checkpoint: {_first_line(error)}") from error
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise CheckpointError(f"{path} is damaged or not a checkpoint: {reason}") from error
+    if damaged is not None:
+        raise CheckpointError(f"{path} is damaged: {damaged} in it has changed.")
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not a training checkpoint of polynl.")
     return state
@@ -85,7 +84,3 @@ def export_weights(path: Path, weights: dict[str, Tensor]) -> None:
     """Write the weights alone, as safetensors."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     write_atomically(path, safetensors_bytes(plain))
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__

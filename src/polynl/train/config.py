@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, Field, ValidationInfo, create_model, field_validator, model_validator
+from pydantic.fields import FieldInfo
 from torch import nn
 from typing_extensions import Self
 
@@ -188,10 +189,7 @@ def recipe_class(task: object) -> type[Recipe]:
 def _recipe_class(task: type[Task]) -> type[Recipe]:
     bases: Any = (task.config, Recipe)  # in this order, the task's types of `model` and `data` win
     named: Any = Literal[task.name]
-    description = TaskConfig.model_fields["task"].description
-    return create_model(
-        f"{task.__name__}Recipe", __base__=bases, task=(named, Field(description=description))
-    )
+    return create_model(f"{task.__name__}Recipe", __base__=bases, task=(named, ...))
 
 
 def neutral_fields(config: type[BaseModel]) -> set[str]:
@@ -199,14 +197,19 @@ def neutral_fields(config: type[BaseModel]) -> set[str]:
     return {name for name, field in config.model_fields.items() if field.json_schema_extra == NEUTRAL}
 
 
-def neutral_keys(config: BaseModel, prefix: str = "") -> set[str]:
+def neutral_keys(recipe: Recipe) -> set[str]:
     """The neutral keys of a recipe and its parts, such as "data.root"."""
-    keys = {f"{prefix}{name}" for name in neutral_fields(type(config))}
-    for name in type(config).model_fields:
+    return {key for key, _, field in list_keys(recipe) if field.json_schema_extra == NEUTRAL}
+
+
+def list_keys(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any, FieldInfo]]:
+    """Every key of a recipe and its parts, its value, and its field, which has the description."""
+    for name, field in type(config).model_fields.items():
         value = getattr(config, name)
         if isinstance(value, BaseModel):
-            keys |= neutral_keys(value, f"{prefix}{name}.")
-    return keys
+            yield from list_keys(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value, field
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:

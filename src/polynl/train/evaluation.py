@@ -18,7 +18,7 @@ from polynl.errors import RunStoppedError, SettingsError
 from polynl.files import check_destination, write_atomically
 from polynl.tasks.base import DetectionScorer, DetectionTask, Scorer, Task
 from polynl.train.config import Recipe
-from polynl.train.loading import EvalSampler, Reader
+from polynl.train.loading import Reader, eval_batches
 from polynl.train.processes import Processes, autocast, join_processes, set_up_torch
 from polynl.train.run_folder import TrainedModel
 
@@ -42,7 +42,7 @@ def evaluate(
     if scorer is None:
         scorer = task.scorer()
     seen = skipped = 0
-    batches = EvalSampler(
+    batches = eval_batches(
         len(task.val_set()),
         batch=recipe.scoring_batch(processes.count),
         rank=processes.rank,
@@ -84,7 +84,7 @@ def evaluate_checkpoint(
     recipe = recipe.without_weights()
     task = recipe.build_task()
     if save_detections is not None:
-        kind = _detection_task(task, recipe, "--save-detections").detections_are
+        kind = _detection_task(task, "--save-detections").detections_are
         check_destination(save_detections, kind, "--save-detections")
     if out is not None:
         check_destination(out, "file", "--out")
@@ -110,7 +110,7 @@ def evaluate_detections(
 ) -> dict[str, float]:
     """Score a file of detections, from any program, on the validation images of a recipe."""
     recipe = recipe.without_weights()
-    task = _detection_task(recipe.build_task(), recipe, "--detections")
+    task = _detection_task(recipe.build_task(), "--detections")
     if out is not None:
         check_destination(out, "file", "--out")
     if not (detections.is_dir() if task.detections_are == "folder" else detections.is_file()):
@@ -123,9 +123,9 @@ def evaluate_detections(
     return scores
 
 
-def _detection_task(task: Task, recipe: Recipe, option: str) -> DetectionTask:
+def _detection_task(task: Task, option: str) -> DetectionTask:
     if not isinstance(task, DetectionTask):
-        raise SettingsError(f"{option}: {recipe.task} is not a detection task.")
+        raise SettingsError(f"{option}: {task.name} is not a detection task.")
     return task
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
 from polynl.tasks.base import Batch, Images
 from polynl.train.processes import ignore_signals
@@ -116,18 +116,9 @@ def _grouped(order: Tensor, groups: Tensor, batch: int, generator: torch.Generat
     return batches[torch.randperm(len(batches), generator=generator)].flatten()
 
 
-class EvalSampler(Sampler[list[int]]):
+def eval_batches(length: int, *, batch: int, rank: int, processes: int) -> BatchSampler:
     """The batches of one process in evaluation: every image once, so shares may differ by one image."""
-
-    def __init__(self, length: int, *, batch: int, rank: int, processes: int) -> None:
-        self._indices, self._batch = range(rank, length, processes), batch
-
-    def __len__(self) -> int:
-        return -(-len(self._indices) // self._batch)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for start in range(0, len(self._indices), self._batch):
-            yield list(self._indices[start : start + self._batch])
+    return BatchSampler(range(rank, length, processes), batch, drop_last=False)
 
 
 class SeededDataset(Dataset[Any]):

@@ -7,7 +7,7 @@ import math
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
@@ -62,12 +62,8 @@ def train(
 
     Under torchrun, all processes call this; after a restart they resume by themselves.
     """
-    with ExitStack() as stack:
-        processes = stack.enter_context(join_processes(recipe.device))
-        stop = stack.enter_context(StopRequest())
+    with join_processes(recipe.device) as processes, StopRequest() as stop, closing(RunFolder(folder)) as run:
         set_up_torch(recipe)
-        run = RunFolder(folder)
-        stack.callback(run.close)
         if display is None:
             display = Display(console if processes.is_main else None)
         with processes.fail_together():
@@ -164,11 +160,22 @@ class Trainer:
         """Train on the remaining steps of the epoch."""
         self._model.train()
         started = time.perf_counter()
-        for batch in self._reader.batches(self._sampler()):
+        sampler = TrainSampler(
+            len(self._data),
+            batch=self._batch,
+            rank=self._processes.rank,
+            processes=self._processes.count,
+            seed=self._recipe.seed,
+            epoch=self._epoch,
+            first_step=self._step,
+            groups=self._groups,
+        )
+        for batch in self._reader.batches(sampler):
             losses = self._train_step(batch)
             self._step += 1
             now = time.perf_counter()
-            self._totals.add(losses, len(batch), len(batch.bad), now - started)
+            sums = {name: loss * len(batch) for name, loss in losses.items()}
+            self._totals.add(Totals(sums, len(batch), len(batch.bad), now - started))
             started = now
             self._report_step(losses, batch)
             (stop,) = self._processes.any(self._stop_request.requested)
@@ -254,18 +261,6 @@ class Trainer:
             self._stop()
         return scored
 
-    def _sampler(self) -> TrainSampler:
-        return TrainSampler(
-            len(self._data),
-            batch=self._batch,
-            rank=self._processes.rank,
-            processes=self._processes.count,
-            seed=self._recipe.seed,
-            epoch=self._epoch,
-            first_step=self._step,
-            groups=self._groups,
-        )
-
     def _lr(self, step: int) -> float:
         factor = self._recipe.schedule.factor(step, self._steps, self._recipe.epochs)
         return self._recipe.peak_lr(self._batch) * factor
@@ -281,7 +276,7 @@ class Trainer:
         self._log({f"train/{name}": value for name, value in figures.items()})
 
     def _log(self, figures: Mapping[str, float]) -> None:
-        problem = self._folder.log(figures, self._done) if self._processes.is_main else None
+        problem = self._folder.curves.add(figures, self._done) if self._processes.is_main else None
         if problem is not None:
             self._display.say(problem)
 
@@ -308,7 +303,8 @@ class Trainer:
     def _save(self) -> None:
         """Collect random state and totals from all processes; the main one writes the checkpoint."""
         # The loss was checked before the step; only the next one would show what the step did.
-        (broken,) = self._processes.any(not _finite(self._model))
+        values = chain(self._model.parameters(), self._model.buffers())
+        (broken,) = self._processes.any(not all(bool(value.isfinite().all()) for value in values))
         if broken:
             self._diverged(f"the weights are not finite after step {self._step} of epoch {self._epoch + 1}")
         share = {"random": random_state(self._processes.device), "totals": asdict(self._totals)}
@@ -367,7 +363,8 @@ class Trainer:
         if len(shares) == self._processes.count:
             set_random_state(shares[rank]["random"], self._processes.device)
         # If the number of processes has changed, the totals are redistributed.
-        self._totals = Totals.from_shares(share["totals"] for share in shares[rank :: self._processes.count])
+        for share in shares[rank :: self._processes.count]:
+            self._totals.add(Totals(**share["totals"]))
         self._note_kept()
 
     def _note_kept(self) -> None:
@@ -386,7 +383,3 @@ class Trainer:
                 f"{self._folder.path} cannot be written to: {error.strerror}. {self._kept}\n"
                 f"{remedy}, then continue with --resume."
             ) from error
-
-
-def _finite(model: nn.Module) -> bool:
-    return all(bool(value.isfinite().all()) for value in chain(model.parameters(), model.buffers()))

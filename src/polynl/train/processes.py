@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from types import FrameType, TracebackType
-from typing import Any, NoReturn, TypeVar, cast
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -90,11 +90,7 @@ class Processes:
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
         """For each flag, whether it is set in any process."""
-        if self.count == 1:
-            return flags
-        raised = torch.tensor(flags, dtype=torch.int32, device=self.device)
-        dist.all_reduce(raised, dist.ReduceOp.MAX)
-        return tuple(bool(flag) for flag in raised.tolist())
+        return tuple(map(bool, self.sums(*flags)))
 
     def sums(self, *values: float) -> tuple[float, ...]:
         """The values summed over all processes."""
@@ -117,16 +113,16 @@ class Processes:
             return compute([share])
         shares: list[Any] | None = [None] * self.count if self.is_main else None
         dist.gather_object(share, shares)
-        results: list[Any] = [None]
+        result: Result | None = None
         try:
             if shares is not None:
-                results = [compute(shares)]
+                result = compute(shares)
         finally:
             # Even if it failed: the others are waiting for it.
-            dist.broadcast_object_list(results, src=0)
-        if results[0] is None:
+            result = self.broadcast(result)
+        if result is None:
             raise RunStoppedError("the main process could not compute the scores.")
-        return cast(Result, results[0])
+        return result
 
     def broadcast(self, value: Any) -> Any:
         """The value of the main process."""
@@ -213,9 +209,7 @@ class StopRequest:
                 self._before[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -244,9 +238,9 @@ def set_random_state(state: Mapping[str, Tensor], device: torch.device) -> None:
 @contextmanager
 def preserve_state(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Restore random state and buffers and clear gradients afterwards."""
-    random, buffers = random_state(device), [buffer.clone() for buffer in model.buffers()]
-    yield
-    set_random_state(random, device)
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield
     for buffer, before in zip(model.buffers(), buffers, strict=True):
         buffer.copy_(before)
     model.zero_grad()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
 
 from polynl.train.processes import Processes
 
@@ -29,13 +28,13 @@ class Totals:
         """Images per second."""
         return self.images / max(self.seconds, 1e-9)
 
-    def add(self, losses: Mapping[str, float], images: int, skipped: int, seconds: float) -> None:
-        """Add a step, whose losses are means over its images."""
-        for name, loss in losses.items():
-            self.losses[name] = self.losses.get(name, 0.0) + loss * images
-        self.images += images
-        self.skipped += skipped
-        self.seconds += seconds
+    def add(self, other: Totals) -> None:
+        """Add the totals of a step or of another process."""
+        for name, loss in other.losses.items():
+            self.losses[name] = self.losses.get(name, 0.0) + loss
+        self.images += other.images
+        self.skipped += other.skipped
+        self.seconds += other.seconds
 
     def losses_per_image(self) -> dict[str, float]:
         """The loss and, if it has several terms, each of them."""
@@ -49,19 +48,6 @@ class Totals:
         named = dict(zip(self.losses, losses, strict=True))
         return Totals(named, round(images), round(skipped), seconds / processes.count)
 
-    @classmethod
-    def from_shares(cls, shares: Iterable[Mapping[str, Any]]) -> Totals:
-        """The sum of totals, each given as a dict by `dataclasses.asdict`."""
-        total, losses = cls(), defaultdict[str, float](float)
-        for share in shares:
-            for name, loss in share["losses"].items():
-                losses[name] += loss
-            total.images += share["images"]
-            total.skipped += share["skipped"]
-            total.seconds += share["seconds"]
-        total.losses = dict(losses)
-        return total
-
 
 # Left out of the final table; metrics.csv has them.
 BOOKKEEPING = ("step", "images", "seconds", "images_per_second", "skipped")
@@ -71,39 +57,39 @@ class Display:
     """A progress bar over the steps of a run and a line per epoch; without a console, nothing."""
 
     def __init__(self, console: Console | None) -> None:
-        self._console = console
-        self._progress: Progress | None = None
-        self._bar: TaskID | None = None
+        self._console = Console(quiet=True) if console is None else console
+        self._progress = Progress(
+            BarColumn(24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            TextColumn("{task.description}"),
+            console=self._console,
+            transient=True,
+            disable=self._console.quiet or not self._console.is_terminal,
+        )
+        self._bar = self._progress.add_task("")
 
     def begin(self, steps: int, done: int) -> None:
         """Show the bar, if this is a terminal."""
-        if self._console is None or not self._console.is_terminal:
-            return
-        eta = TimeRemainingColumn(elapsed_when_finished=True)
-        columns = (BarColumn(24), MofNCompleteColumn(), eta, TextColumn("{task.description}"))
-        self._progress = Progress(*columns, console=self._console, transient=True)
-        self._bar = self._progress.add_task("", total=steps, completed=done)
+        self._progress.reset(self._bar, total=steps, completed=done)
         self._progress.start()
 
     def end(self) -> None:
         """Remove the bar."""
-        if self._progress is not None:
+        if not self._progress.disable:
             self._progress.stop()
 
     def step(self, done: int, text: str) -> None:
         """Move the bar and set its text."""
-        if self._progress is not None and self._bar is not None:
-            self._progress.update(self._bar, completed=done, description=escape(text))
+        self._progress.update(self._bar, completed=done, description=escape(text))
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
-        if self._console is not None:
-            self._console.print(escape(text), highlight=False, soft_wrap=True)
+        self._console.print(escape(text), highlight=False, soft_wrap=True)
 
     def show(self, table: Table) -> None:
         """Print a table."""
-        if self._console is not None:
-            self._console.print(table)
+        self._console.print(table)
 
 
 def epoch_line(row: Mapping[str, Any], epochs: int, scores: Sequence[str]) -> str:
@@ -121,10 +107,9 @@ def summary(rows: Sequence[Mapping[str, Any]], best_by: str, folder: str) -> Tab
     scored = [row for row in rows if best_by in row]
     best, last = max(scored, key=lambda row: row[best_by]), scored[-1]
     trained = duration(sum(row["seconds"] for row in rows))
-    table = Table(title=f"{len(rows)} epochs trained in {trained}", caption=f"results are in {folder}")
-    table.add_column("")
-    for heading in ("best", "last"):
-        table.add_column(heading, justify="right")
+    columns = [Column(), *(Column(heading, justify="right") for heading in ("best", "last"))]
+    title = f"{len(rows)} epochs trained in {trained}"
+    table = Table(*columns, title=title, caption=f"results are in {folder}")
     for name in last:
         if name not in BOOKKEEPING:
             table.add_row(name, *(f"{row[name]:.4g}" if name in row else "" for row in (best, last)))

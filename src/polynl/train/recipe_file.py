@@ -10,12 +10,12 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from polynl.blocks.registry import BLOCKS, NO_BLOCK
 from polynl.config import CHOICE, explained
 from polynl.errors import SettingsError, near_matches
-from polynl.train.config import Recipe, recipe_class
+from polynl.train.config import Recipe, list_keys, recipe_class
 
 BUILT_IN = Path(__file__).parent.parent / "recipes"
 
@@ -35,16 +35,14 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), options: Sequen
 
 def parse_recipe(content: Any, name: str, options: Sequence[str] = ()) -> Recipe:
     """Validate nested dicts as a recipe; `name` is what errors call them."""
-    if not isinstance(content, Mapping):
-        raise SettingsError(_not_a_mapping(name, content))
+    content = _mapping(content, name)
     try:
         recipe = recipe_class(content.get("task"))
-    except SettingsError as error:
-        raise SettingsError(f"{name}: {error}") from None
-    try:
         return recipe.model_validate(content)
     except ValidationError as error:
         raise SettingsError(_error_message(error, recipe, name, options)) from None
+    except SettingsError as error:
+        raise SettingsError(f"{name}: {error}") from None
 
 
 def to_yaml(recipe: Recipe) -> str:
@@ -59,11 +57,10 @@ def find_recipe(path: str | Path) -> Path:
         for candidate in (place, Path(f"{place}.yaml")):
             if candidate.is_file():
                 return candidate
-    folder = Path(path)
-    if folder.is_dir():
-        there = sorted(file.name for file in folder.glob("[!_.]*.yaml"))
+    if Path(path).is_dir():
+        there = sorted(file.name for file in Path(path).glob("[!_.]*.yaml"))
         inside = f"Recipes in it: {', '.join(there)}." if there else "There is no recipe in it."
-        raise SettingsError(f"{folder} is a folder. {inside}")
+        raise SettingsError(f"{Path(path)} is a folder. {inside}")
     known = sorted(file.stem for file in BUILT_IN.glob("*.yaml"))
     raise SettingsError(
         f"there is no recipe {path}.{_suggestion(name, known)}\npolynl comes with: {', '.join(known)}."
@@ -85,33 +82,20 @@ def _suggestion(name: str, known: Sequence[str]) -> str:
 
 def keys_table(recipe: Recipe) -> Table:
     """The table that `polynl train RECIPE --list-keys` prints."""
-    table = Table(box=None)
     # Keys are there to be copied, so they are not wrapped.
-    table.add_column("key", no_wrap=True)
-    table.add_column("value", overflow="fold")
-    table.add_column("meaning", overflow="fold")
-    for key, value, meaning in list_keys(recipe):
-        table.add_row(f"--{key}", escape(write_yaml(_plain(value), flow=True)), escape(meaning))
+    columns = (Column(heading, overflow="fold") for heading in ("value", "meaning"))
+    table = Table(Column("key", no_wrap=True), *columns, box=None)
+    for key, value, field in list_keys(recipe):
+        plain = list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+        table.add_row(f"--{key}", escape(write_yaml(plain, flow=True)), escape(field.description or ""))
     return table
 
 
-def list_keys(recipe: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
-    """Every key that can be overridden, its value in this recipe, and its meaning."""
-    for name, field in type(recipe).model_fields.items():
-        value = getattr(recipe, name)
-        if isinstance(value, BaseModel):
-            yield from list_keys(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value, field.description or ""
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
-
-
-def _not_a_mapping(name: str | Path, content: Any) -> str:
-    found = "nothing" if content is None else type(content).__name__
-    return f"{name} is not a recipe: expected keys and values, got {found}."
+def _mapping(content: Any, name: str | Path) -> dict[str, Any]:
+    if not isinstance(content, Mapping):
+        found = "nothing" if content is None else type(content).__name__
+        raise SettingsError(f"{name} is not a recipe: expected keys and values, got {found}.")
+    return dict(content)
 
 
 def _read_with_bases(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
@@ -125,8 +109,7 @@ def _read_with_bases(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise SettingsError(f"{path} cannot be read as YAML: {reason}.") from None
-    if not isinstance(content, dict):
-        raise SettingsError(_not_a_mapping(path, content))
+    content = _mapping(content, path)
     base = content.pop("base", None)
     if base is None:
         return content
@@ -185,20 +168,17 @@ def _set_key(content: dict[str, Any], key: Sequence[str], value: Any) -> None:
 
 def _error_message(error: ValidationError, recipe: type[Recipe], name: str, options: Sequence[str]) -> str:
     """All problems, one per line: the key, the value and what was expected."""
-    lines, listed = [f"{name}:"], set[str]()
+    lines = [f"{name}:"]
     for problem in error.errors():
         key, siblings = _locate(recipe, [str(part) for part in problem["loc"]])
         folder, _, last = key.rpartition(".")
         if problem["type"] == "extra_forbidden":
             others = options if not folder else ()
             lines.append(f"  {key}: there is no such key.{near_matches(last, [*siblings, *others])}")
-            keys = f"    Keys here: {', '.join(siblings)}."
-            if keys not in listed:
-                lines.append(keys)
-                listed.add(keys)
+            lines.append(f"    Keys here: {', '.join(siblings)}.")
         else:
             lines.append(f"  {explained(key, problem)}")
-    return "\n".join(lines)
+    return "\n".join(dict.fromkeys(lines))
 
 
 def _locate(recipe: type[BaseModel], path: Sequence[str]) -> tuple[str, list[str]]:
@@ -210,7 +190,7 @@ def _locate(recipe: type[BaseModel], path: Sequence[str]) -> tuple[str, list[str
     siblings: list[str] = []
     parts = [recipe]
     for word in path:
-        tagged = [part for part in parts if word in get_args(_annotation(part, CHOICE))]
+        tagged = [part for part in parts if word in _types(part, CHOICE)]
         if len(parts) > 1 and tagged:
             parts = tagged
             continue
@@ -218,21 +198,17 @@ def _locate(recipe: type[BaseModel], path: Sequence[str]) -> tuple[str, list[str
             continue
         keys.append(word)
         siblings = list(dict.fromkeys(name for part in parts for name in part.model_fields))
-        parts = [inner for part in parts for inner in _configs_in(_annotation(part, word))]
+        found = [inner for part in parts for inner in _types(part, word)]
+        parts = [inner for inner in found if isinstance(inner, type) and issubclass(inner, BaseModel)]
     return ".".join(keys), siblings
 
 
-def _annotation(part: type[BaseModel], key: str) -> Any:
+def _types(part: type[BaseModel], key: str) -> tuple[Any, ...]:
+    """The type of a key, and the members of a union or Literal."""
     field = part.model_fields.get(key)
-    return None if field is None else field.annotation
+    return () if field is None else (field.annotation, *get_args(field.annotation))
 
 
-def _configs_in(annotation: Any) -> list[type[BaseModel]]:
-    found = [annotation, *get_args(annotation)]
-    return [part for part in found if isinstance(part, type) and issubclass(part, BaseModel)]
-
-
-_FLOAT = "tag:yaml.org,2002:float"
 # PyYAML follows YAML 1.1, where 1e-4 is a string and only 1.0e-4 a number.
 _WITH_EXPONENT = re.compile(r"^[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)[eE][-+]?[0-9]+$")
 
@@ -259,7 +235,7 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
 
 # The dumper needs it too, to quote strings that would be read as numbers.
 for _side in (_Loader, _Dumper):
-    _side.add_implicit_resolver(_FLOAT, _WITH_EXPONENT, list("-+.0123456789"))
+    _side.add_implicit_resolver("tag:yaml.org,2002:float", _WITH_EXPONENT, list("-+.0123456789"))
 
 
 def read_yaml(text: str) -> Any:

@@ -30,7 +30,7 @@ from polynl.tasks.registry import task_class
 from polynl.train.checkpoint import BEST, BEST_WEIGHTS, DAMAGED, FRESH, LAST, LAST_WEIGHTS, PREVIOUS
 from polynl.train.config import Recipe, neutral_keys
 from polynl.train.processes import Processes, to_device
-from polynl.train.recipe_file import load_recipe, parse_recipe, read_yaml, to_yaml
+from polynl.train.recipe_file import load_recipe, to_yaml
 
 RECIPE, ENVIRONMENT, METRICS, TENSORBOARD = "recipe.yaml", "environment.json", "metrics", "tensorboard"
 LABELS = "labels.json"
@@ -62,7 +62,7 @@ class RunFolder:
         self.resumed = False
         """Whether the run in the folder is resumed."""
         self._lock: Any = None
-        self._curves = Curves(path / TENSORBOARD)
+        self.curves = Curves(path / TENSORBOARD)
 
     def open(self, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:
         """Check that a run can start or resume here, and lock the folder until `close`."""
@@ -96,20 +96,17 @@ class RunFolder:
             self._clear()
             write_atomically(self.path / LABELS, json.dumps(labels, indent=1, ensure_ascii=False) + "\n")
             write_atomically(self.path / RECIPE, to_yaml(recipe))
-        self._write_environment(processes, recipe.seed)
-        if processes.launch:
-            write_atomically(self.path / LAUNCH, processes.launch)
-
-    def _write_environment(self, processes: Processes, seed: int) -> None:
-        """Write versions, machine, seed and the command of this start, not of earlier ones."""
+        # Of this start, not of earlier ones.
         content = {
             "command": shlex.join(["polynl", *sys.argv[1:]]),
-            "seed": seed,
+            "seed": recipe.seed,
             "processes": processes.count,
             "device": processes.device.type,
             **environment(processes.device.type),
         }
         write_atomically(self.path / ENVIRONMENT, json.dumps(content, indent=1) + "\n")
+        if processes.launch:
+            write_atomically(self.path / LAUNCH, processes.launch)
 
     def write_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write one row per epoch, as CSV and as JSON."""
@@ -121,13 +118,9 @@ class RunFolder:
         write_atomically(self.path / f"{METRICS}.csv", text.getvalue())
         write_atomically(self.path / f"{METRICS}.json", json.dumps(rows, indent=1) + "\n")
 
-    def log(self, figures: Mapping[str, float], step: int) -> str | None:
-        """Add a point to each TensorBoard curve; returns a message if they can no longer be written."""
-        return self._curves.add(figures, step)
-
     def close(self) -> None:
         """Flush the curves and unlock the folder."""
-        self._curves.close()
+        self.curves.close()
         if self._lock is not None:
             self._lock.close()
 
@@ -150,16 +143,10 @@ class RunFolder:
 
     def check_unchanged(self, recipe: Recipe) -> None:
         """Raise a SettingsError if the run here was started with a recipe that gives other results."""
-        file = self.path / RECIPE
-        try:
-            content = read_yaml(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise SettingsError(f"{file} cannot be read: {error}") from None
-        original = parse_recipe(content, str(file))
+        original = load_recipe(self.path / RECIPE)
         old, new = (_flat(r.model_dump(mode="json")) for r in (original, recipe))
         neutral = neutral_keys(original) | neutral_keys(recipe)
-        keys = [key for key in dict.fromkeys([*old, *new]) if key not in neutral]
-        changed = [key for key in keys if old.get(key) != new.get(key)]
+        changed = [key for key in old | new if key not in neutral and old.get(key) != new.get(key)]
         if changed:
             lines = [f"{key}: {old.get(key)} → {new.get(key)}" for key in changed]
             raise changed_run_error(self.path, "another recipe", lines)
