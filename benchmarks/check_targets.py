@@ -9,6 +9,7 @@ if it takes next to no time. The reference is nn.Conv2d(C, C, 1, bias=False) on 
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import statistics
@@ -24,14 +25,14 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from polynl import PolyNL
-from polynl.bench.cases import BY_NAME, REFERENCE, Shape, randomised
+from polynl.bench.cases import BY_NAME, REFERENCE, randomised
 from polynl.bench.measure import Task, interleaved_seconds, task, timed
 from polynl.bench.memory import peak_bytes
 from polynl.bench.networks import NETWORKS
 from polynl.environment import environment
 from polynl.files import write_atomically
 from polynl.functional.poly_nl import FORMS
-from polynl.results.benchmark import STEPS, Step, fitted_exponent
+from polynl.results.benchmark import STEPS, Point, Step, fitted_exponent
 from polynl.results.formats import plural
 
 Group = Literal["forward", "training", "direct", "auto", "memory", "exponent", "peers", "resnet"]
@@ -46,6 +47,7 @@ GROUPS: dict[Group, str] = {
     "resnet": "ResNet-50 with Poly-NL at res4 ÷ plain, inference",
 }
 ON_THE_GRID: set[Group] = {"forward", "training", "direct", "auto", "memory"}
+CONV = BY_NAME[REFERENCE].build
 # Peers by the factor to which they narrow the channels.
 PEERS = {"mmcv_dot_product": 2, "mmcv_softmax": 2, "timm": 8, "efficient_nl": 2, "latent_gnn": 4}
 
@@ -121,75 +123,62 @@ class Checker:
 
     def grid(self) -> None:
         """Poly-NL and the convolution over batches, channels and positions."""
-        shapes, left_out = self._grid_shapes()
-        wanted = ON_THE_GRID & set(self.options.only)
-        for shape in shapes:
-            self._at_shape(shape, wanted)
-        self.console.print(
-            f"{len(shapes)} points of the grid measured, {left_out} left out as too slow or large"
-        )
-
-    def _grid_shapes(self) -> tuple[list[Shape], int]:
-        quick = self.options.quick
+        quick, wanted = self.options.quick, ON_THE_GRID & set(self.options.only)
         batches, widths = ((1,), (64, 256)) if quick else ((1, 8), (64, 256, 512, 1024, 2048))
         sides = (7, 14, 56) if quick else (7, 14, 28, 56, 112, 256)
-        every = [Shape(b, c, side) for b in batches for c in widths for side in sides]
-        rate = self._conv_rate()
+        # Multiply-adds per second of a 1×1 convolution of 256 channels.
+        rate = 56**2 * 256**2 / self.medians({"conv": _task(CONV, Point("forward", 1, 56, 256))})[0]["conv"]
+        every = list(itertools.product(batches, widths, sides))
         kept = [
-            s
-            for s in every
-            if s.batch * s.positions * s.channels**2 / rate <= self.options.max_conv_seconds
-            and 4 * s.batch * s.positions * s.channels <= 1.5e9
+            (b, c, side)
+            for b, c, side in every
+            if b * side**2 * c**2 / rate <= self.options.max_conv_seconds and 4 * b * side**2 * c <= 1.5e9
         ]
-        return kept, len(every) - len(kept)
+        for size in kept:
+            self._at_size(*size, wanted)
+        left_out = len(every) - len(kept)
+        self.console.print(
+            f"{len(kept)} points of the grid measured, {left_out} left out as too slow or large"
+        )
 
-    def _conv_rate(self) -> float:
-        """Multiply-adds per second of a 1×1 convolution of 256 channels."""
-        shape = Shape(1, 256, 56)
-        convolution = {"conv": _task(BY_NAME[REFERENCE].build, shape, "forward")}
-        return shape.positions * shape.channels**2 / self.medians(convolution)[0]["conv"]
-
-    def _at_shape(self, shape: Shape, wanted: set[Group]) -> None:
-        large, c, n = shape.positions >= 12 * shape.channels, shape.channels, shape.positions
-        where = f"B {shape.batch}, C {c}, N {n}"
+    def _at_size(self, batch: int, c: int, side: int, wanted: set[Group]) -> None:
+        n = side**2
+        large, where = n >= 12 * c, f"B {batch}, C {c}, N {n}"
+        points = {step: Point(step, batch, side, c) for step in STEPS}
         forms = [form for form in FORMS if form == "auto" or wanted & {"auto", "direct"}]
         steps = [step for step in STEPS if wanted & _groups_of(step, large)]
         if "memory" in wanted and large:
-            ours, theirs = (
-                peak_bytes(_task(build, shape, "training"))
-                for build in (_poly_nl(), BY_NAME[REFERENCE].build)
-            )
+            ours, theirs = (peak_bytes(_task(build, points["training"])) for build in (_poly_nl(), CONV))
             self.judge("memory", where, ours / theirs, most=1.3, runs=1)
         seconds: dict[str, float] = {}
         runs = 0
-        x = _map(shape)
+        x = _map(points["forward"])
         for step in steps:
-            tasks = {f"{step} {form}": _task(_poly_nl(form=form), shape, step, x) for form in forms}
-            tasks[f"{step} conv"] = _task(BY_NAME[REFERENCE].build, shape, step, x)
-            medians, runs = self.medians(tasks)
+            tasks = {f"{step} {form}": _task(_poly_nl(form=form), points[step], x) for form in forms}
+            medians, runs = self.medians({**tasks, f"{step} conv": _task(CONV, points[step], x)})
             seconds |= medians
-        most = 1.9 if large else 2.4 if n >= 4 * c else 3.2 if n < c else None
-        if "forward" in wanted and most is not None:
+
+        def judge(group: Group, where: str, ours: str, theirs: str, **limits: float) -> None:
+            if group in wanted:
+                self.judge(group, where, seconds[ours] / seconds[theirs], runs=runs, **limits)
+
+        if large or n >= 4 * c or n < c:
+            most = 1.9 if large else 2.4 if n >= 4 * c else 3.2
             range_ = "N ≥ 12C" if large else "4C ≤ N < 12C" if n >= 4 * c else "N < C"
-            ratio = seconds["forward auto"] / seconds["forward conv"]
-            self.judge("forward", f"{where}, {range_}", ratio, most=most, runs=runs)
-        if "training" in wanted and large:
-            self.judge(
-                "training", where, seconds["training auto"] / seconds["training conv"], most=1.6, runs=runs
-            )
-        if "direct" in wanted and large:
-            ratio = seconds["training direct"] / seconds["training auto"]
-            self.judge("direct", where, ratio, least=2.2, runs=runs)
+            judge("forward", f"{where}, {range_}", "forward auto", "forward conv", most=most)
+        if large:
+            judge("training", where, "training auto", "training conv", most=1.6)
+            judge("direct", where, "training direct", "training auto", least=2.2)
         for step in steps if "auto" in wanted else ():
-            best = min(seconds[f"{step} {form}"] for form in forms if form != "auto")
-            self.judge("auto", f"{where}, {step}", seconds[f"{step} auto"] / best, most=1.1, runs=runs)
+            best = min((f"{step} {form}" for form in forms if form != "auto"), key=seconds.__getitem__)
+            judge("auto", f"{where}, {step}", f"{step} auto", best, most=1.1)
 
     def exponent(self) -> None:
         """How time grows with the positions."""
         sides = (20, 40, 60) if self.options.quick else (82, 112, 160, 224, 256)
         for channels in (64,) if self.options.quick else (64, 256):
             for step in STEPS:
-                tasks = {str(side): _task(_poly_nl(), Shape(1, channels, side), step) for side in sides}
+                tasks = {str(side): _task(_poly_nl(), Point(step, 1, side, channels)) for side in sides}
                 seconds, runs = self.medians(tasks)
                 k = fitted_exponent([side**2 for side in sides], [seconds[str(side)] for side in sides])
                 assert k is not None
@@ -204,17 +193,17 @@ class Checker:
         for channels in (64,) if self.options.quick else (64, 256, 512, 1024):
             for side in (14,) if self.options.quick else (14, 28, 56):
                 for step in STEPS:
-                    self._against_peers(names, Shape(1, channels, side), step)
+                    self._against_peers(names, Point(step, 1, side, channels))
 
-    def _against_peers(self, names: list[str], shape: Shape, step: Step) -> None:
-        x = _map(shape)
-        tasks = {name: _task(BY_NAME[name].build, shape, step, x) for name in names}
+    def _against_peers(self, names: list[str], point: Point) -> None:
+        x = _map(point)
+        tasks = {name: _task(BY_NAME[name].build, point, x) for name in names}
         for reduction in {PEERS[name] for name in names}:
-            tasks[f"poly_nl {reduction}"] = _task(_poly_nl(reduction=reduction), shape, step, x)
+            tasks[f"poly_nl {reduction}"] = _task(_poly_nl(reduction=reduction), point, x)
         seconds, runs = self.medians(tasks)
         for name in names:
             ratio = seconds[f"poly_nl {PEERS[name]}"] / seconds[name]
-            where = f"{name}, C {shape.channels}, N {shape.positions}, {step}"
+            where = f"{name}, C {point.channels}, N {point.side**2}, {point.step}"
             self.judge("peers", where, ratio, most=1.0, runs=runs)
 
     def resnet(self) -> None:
@@ -252,13 +241,14 @@ def _poly_nl(**options: object) -> Callable[[int], nn.Module]:
     return lambda channels: PolyNL(channels, init="random", **options)  # type: ignore[arg-type]
 
 
-def _map(shape: Shape) -> Tensor:
-    return torch.randn(shape.batch, shape.channels, shape.side, shape.side)
+def _map(point: Point) -> Tensor:
+    return torch.randn(point.batch, point.size("channels"), point.side, point.side)
 
 
-def _task(build: Callable[[int], nn.Module], shape: Shape, step: Step, x: Tensor | None = None) -> Task:
+def _task(build: Callable[[int], nn.Module], point: Point, x: Tensor | None = None) -> Task:
     """A step of a layer; those that are compared share the map, which each finds as warm as the others."""
-    return task(randomised(build(shape.channels), seed=0), _map(shape) if x is None else x, step)
+    module = randomised(build(point.size("channels")), seed=0)
+    return task(module, _map(point) if x is None else x, point.step)
 
 
 def main() -> None:
@@ -270,13 +260,9 @@ def main() -> None:
     checker = Checker(options, Console())
     if ON_THE_GRID & set(options.only):
         checker.grid()
-    for group, measure in (
-        ("exponent", checker.exponent),
-        ("peers", checker.peers),
-        ("resnet", checker.resnet),
-    ):
+    for group in ("exponent", "peers", "resnet"):
         if group in options.only:
-            measure()
+            getattr(checker, group)()
     checker.console.print()
     for line in checker.summary():
         checker.console.print(line, highlight=False, soft_wrap=True)

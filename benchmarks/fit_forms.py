@@ -10,56 +10,38 @@ import argparse
 import itertools
 import json
 import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from polynl import PolyNL
+from polynl.bench.measure import interleaved_seconds, task
 from polynl.functional.poly_nl import MEASURED, FormCosts, preferred_form
+from polynl.results.benchmark import STEPS
 
 BATCHES, CHANNELS = (1, 8), (64, 128, 256, 512, 1024, 2048)
 SIDES = (7, 10, 14, 20, 28, 40, 56, 80, 112, 160, 256)
 LARGEST = 2**25  # elements of a map
 SLOWEST = 1e11  # multiply-adds of a training step in the dearer form
 
-Point = tuple[int, int, int]
+Size = tuple[int, int, int]
 
 
-def seconds(calls: dict[str, Callable[[], object]], runs: int) -> dict[str, float]:
-    """Median time of each call, the calls taking turns."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(runs + 1):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            if turn:
-                times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(taken) for name, taken in times.items()}
-
-
-def measured(point: Point, runs: int) -> dict[str, dict[str, float]]:
-    """Seconds by kind of pass and form."""
-    b, c, side = point
-    x = torch.randn(b, c, side, side, requires_grad=True)
-    cotangent = torch.randn_like(x)
-    blocks = {form: PolyNL(c, form=form, init="random") for form in ("direct", "gram")}
-
-    def training(block: PolyNL) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(block(x), [x, *block.parameters()], cotangent)
-
-    steps = {form: lambda block=block: training(block) for form, block in blocks.items()}
-    calls = {form: lambda block=block: block(x) for form, block in blocks.items()}
-    with torch.no_grad():
-        inference = seconds(calls, runs)
-    return {"inference": inference, "training": seconds(steps, runs)}
+def measured(size: Size, runs: int) -> dict[str, dict[str, float]]:
+    """Median seconds by step and form."""
+    b, c, side = size
+    x = torch.randn(b, c, side, side)
+    found: dict[str, dict[str, float]] = {}
+    for step in STEPS:
+        tasks = {form: task(PolyNL(c, form=form, init="random"), x, step) for form in ("direct", "gram")}
+        seconds = interleaved_seconds(tasks, runs=runs, warmup=1)
+        found[step] = {form: statistics.median(taken) for form, taken in seconds.items()}
+    return found
 
 
 def losses(
-    results: dict[Point, dict[str, dict[str, float]]], costs: FormCosts
-) -> list[tuple[float, str, Point]]:
+    results: dict[Size, dict[str, dict[str, float]]], costs: FormCosts
+) -> list[tuple[float, str, Size]]:
     """How many times slower than the better form the model's choice is, ascending."""
     found = []
     for (b, c, side), kinds in results.items():
@@ -78,7 +60,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--keep", type=Path, help="a JSON file for the measurements; if it exists, only fit")
     arguments = parser.parse_args()
-    results: dict[Point, dict[str, dict[str, float]]] = {}
+    results: dict[Size, dict[str, dict[str, float]]] = {}
     if arguments.keep is not None and arguments.keep.exists():
         results = {tuple(point): kinds for point, kinds in json.loads(arguments.keep.read_text())}
     else:

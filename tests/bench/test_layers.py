@@ -1,11 +1,9 @@
 """`polynl bench layers` from end to end: points, skips, tables, figures, and resuming after a kill."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -212,25 +210,36 @@ def measurements(path: Path) -> list[dict[str, object]]:
     return json.loads(path.read_text())["measurements"] if path.exists() else []
 
 
+# `polynl`, which is killed while it measures the third point.
+KILLED = """
+import os, signal, sys
+from polynl import cli
+from polynl.bench import runner
+
+measure, calls = runner.interleaved_seconds, []
+
+def measure_or_die(*args, **options):
+    calls.append(args)
+    if len(calls) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return measure(*args, **options)
+
+runner.interleaved_seconds = measure_or_die
+cli.main(sys.argv[1:])
+"""
+
+
 def test_a_killed_run_is_resumed_where_it_was(tmp_path: Path) -> None:
-    sizes = "--channels 4 8 16 --at-side 4 --sides 4 6 8 10 --at-channels 8 --runs 400 --threads 1"
-    command = [sys.executable, "-m", "polynl", "bench", "layers", "--blocks", "poly_nl", *sizes.split()]
-    command += ["--out", str(tmp_path)]
+    sizes = "--channels 4 8 16 --at-side 4 --sides 4 6 8 10 --at-channels 8 --runs 3 --threads 1"
+    words = ["bench", "layers", "--blocks", "poly_nl", *sizes.split(), "--out", str(tmp_path)]
     path = tmp_path / "layers.json"
     every = 2 * 2 * (3 + 4 - 1)
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 120
-        while not measurements(path):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-    finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+    process = subprocess.run([sys.executable, "-c", KILLED, *words], stdout=subprocess.DEVNULL)
+    assert process.returncode == -signal.SIGKILL
     kept = measurements(path)
-    assert 0 < len(kept) < every
-    done = subprocess.run([*command, "--resume"], capture_output=True, text=True)
+    assert len(kept) == 2 * 2 < every
+    command = [sys.executable, "-m", "polynl", *words, "--resume"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     finished = measurements(path)
     assert finished[: len(kept)] == kept

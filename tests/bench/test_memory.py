@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from polynl.bench.cases import CASES, PEERS, Case, Shape, randomised
+from polynl.bench.cases import CASES, PEERS, Case, randomised
 from polynl.bench.measure import Task, task
 from polynl.bench.memory import peak_bytes
+from polynl.results.benchmark import Point, Step
 
 FLOAT = 4
 
@@ -55,15 +56,13 @@ QUADRATIC = [case for case in (*CASES, *PEERS) if case.largest_matrices is not N
 
 @pytest.mark.parametrize("case", QUADRATIC, ids=lambda case: case.name)
 @pytest.mark.parametrize("step", ["forward", "training"])
-def test_predictions_are_near_what_is_measured(case: Case, step: str) -> None:
+def test_predictions_are_near_what_is_measured(case: Case, step: Step) -> None:
     """A prediction far above would leave out layers that fit; one far below would exhaust the machine."""
     if not case.available():
         pytest.skip(f"{case.package} is not installed")
     # Many positions and few channels, so that the matrices outweigh the maps.
-    shape = Shape(2, 8, 40)
-    x = torch.randn(shape.batch, shape.channels, shape.side, shape.side)
-    peak = peak_bytes(task(randomised(case.build(shape.channels), 0), x, step))  # type: ignore[arg-type]
-    predicted = case.predicted_peak(shape, step == "training", FLOAT)
+    peak = peak_bytes(task(randomised(case.build(8), 0), torch.randn(2, 8, 40, 40), step))
+    predicted = case.predicted_peak(Point(step, 2, 40, 8), FLOAT)
     assert predicted is not None
     assert 0.6 * peak <= predicted <= 1.5 * peak
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from polynl.bench.networks import NETWORKS, run_networks, selected_variants
 from polynl.bench.settings import NetSettings
 from polynl.errors import SettingsError
+from polynl.models.resnet import PLACEMENTS
 from polynl.results.benchmark import Point, Results
 
 TINY = NetSettings(
@@ -73,6 +74,6 @@ def test_unknown_names(options: dict[str, object], message: str) -> None:
 
 def test_networks_run_with_each_placement() -> None:
     network = NETWORKS["resnet18"]
-    for placement in network.placements:
+    for placement in PLACEMENTS:
         model = network.build(torch.nn.Identity, placement)
         assert model.eval()(torch.randn(1, 3, 32, 32)).shape == (1, 1000)

@@ -263,7 +263,7 @@ def test_folders_without_results(tmp_path: Path) -> None:
             '{"recipe": {}, "outcomes": []}',
             "is not of this version of polynl: KeyError('quick')",
         ),
-        ("layers.json", "{", "is not the JSON of a benchmark"),
+        ("layers.json", "{", "is not valid JSON, or is truncated"),
         ("layers.json", '{"schema": 7}', "has schema 7"),
     ],
 )

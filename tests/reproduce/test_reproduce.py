@@ -6,21 +6,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import matplotlib.image
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 
 from polynl import cli
+from polynl.errors import RunStoppedError
 from polynl.report.load import load_runs
 from polynl.reproduce import timing
 from polynl.reproduce.run import plan_trainings
 from polynl.reproduce.settings import CHOICES, ReproduceSettings
 from polynl.reproduce.timing import METHODS, layer_settings, measure_layers
 from polynl.results.benchmark import Results
+from polynl.results.study import Training
 from polynl.tasks.registry import task_class
 
 TINY = [
@@ -102,19 +106,45 @@ def test_everything_is_trained_once_and_written(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_training_that_fails_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "mine.txt").write_text("keep")
     words = (*TINY, "--blocks", "none", "--out", tmp_path, "--optimizer.lr", "1e30", "--epochs", "3")
     code, _, err = run(capsys, *words)
     assert code == 1
     assert "the loss is not finite" in err
     assert "Traceback" not in err
     assert not (tmp_path / "results.json").exists()
-    code, _, err = run(capsys, *TINY, "--blocks", "none", "--out", tmp_path, "--overwrite")
-    assert (code, err) == (0, "")
+
+
+def test_overwriting_deletes_the_trainings_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to where the trainings begin, which then start from nothing."""
+    (tmp_path / "mine.txt").write_text("keep")
+    before = tmp_path / "none-seed0"
+    before.mkdir()
+    (before / "recipe.yaml").write_text("of an earlier run")
+    begun = []
+
+    def stop(trainings: Sequence[Training], jobs: int, console: Console) -> NoReturn:
+        begun.extend((training.folder, training.folder.exists()) for training in trainings)
+        raise RunStoppedError("far enough")
+
+    monkeypatch.setattr("polynl.reproduce.run.train_all", stop)
+    words = (*TINY, "--blocks", "none", "--out", tmp_path)
+    assert run(capsys, *words)[0] == 2, "not unasked"
+    assert before.exists()
+    code, _, err = run(capsys, *words, "--overwrite")
+    assert (code, begun) == (1, [(before, False)])
+    assert "far enough" in err
     assert (tmp_path / "mine.txt").read_text() == "keep"
 
 
-def test_on_a_folder_of_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_on_a_folder_of_images(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Layers and the report are the same whatever the images are.
+    monkeypatch.setattr("polynl.reproduce.run.measure_layers", lambda _: None)
+    monkeypatch.setattr("polynl.reproduce.run.LoadedRuns.add_benchmark", lambda *_: None)
+    monkeypatch.setattr("polynl.reproduce.run.write_report", lambda *_: None)
     generator = np.random.default_rng(0)
     for split, count in (("train", 16), ("val", 5)):
         for name in ("ant", "bee"):

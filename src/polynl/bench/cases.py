@@ -12,25 +12,12 @@ import torch
 from torch import nn
 
 from polynl.blocks.registry import BLACK, BLOCKS, BLUE, GREEN, PURPLE, SKY, VERMILLION, Style, build_block
+from polynl.results.benchmark import Point
 
 REFERENCE = "conv1x1"
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A batch of square maps."""
-
-    batch: int
-    channels: int
-    side: int
-
-    @property
-    def positions(self) -> int:
-        """N, the positions of one map."""
-        return self.side**2
-
-
-Matrices = Callable[[Shape], tuple[float, float]]
+Matrices = Callable[[Point], float]
 
 
 @dataclass(frozen=True)
@@ -38,8 +25,8 @@ class Case:
     """A layer under measurement.
 
     `build` makes it for a number of channels. Layers that are quadratic in the positions have
-    `largest_matrices`: the number of entries of the matrices they hold at their peak, by shape, in a forward
-    pass and in a training step. On large maps everything else they hold is small by comparison.
+    `largest_matrices`: how many entries the matrices have that they hold at their peak, by point. On large
+    maps everything else they hold is small by comparison.
     """
 
     name: str
@@ -49,11 +36,11 @@ class Case:
     largest_matrices: Matrices | None = None
     package: str | None = None
 
-    def predicted_peak(self, shape: Shape, training: bool, itemsize: int) -> int | None:
+    def predicted_peak(self, point: Point, itemsize: int) -> int | None:
         """The bytes of the matrices that grow with the square of the positions; None if there are none."""
         if self.largest_matrices is None:
             return None
-        return int(shape.batch * self.largest_matrices(shape)[training] * itemsize)
+        return int(point.batch * self.largest_matrices(point) * itemsize)
 
     def available(self) -> bool:
         """Whether the package it comes from is installed."""
@@ -64,13 +51,10 @@ def _convolution(kernel_size: int) -> Callable[[int], nn.Module]:
     return lambda channels: nn.Conv2d(channels, channels, kernel_size, padding=kernel_size // 2, bias=False)
 
 
-def _mmcv(mode: str) -> Callable[[int], nn.Module]:
-    def build(channels: int) -> nn.Module:
-        from mmcv.cnn import NonLocal2d
+def _mmcv(mode: str, channels: int) -> nn.Module:
+    from mmcv.cnn import NonLocal2d
 
-        return NonLocal2d(channels, mode=mode, zeros_init=False)
-
-    return build
+    return NonLocal2d(channels, mode=mode, zeros_init=False)
 
 
 def _timm(channels: int) -> nn.Module:
@@ -81,14 +65,14 @@ def _timm(channels: int) -> nn.Module:
 
 def _pairs(forward: float, training: float) -> Matrices:
     """The number of N×N matrices at the peak."""
-    return lambda shape: (forward * shape.positions**2, training * shape.positions**2)
+    return lambda point: (training if point.step == "training" else forward) * point.size("positions") ** 2
 
 
-def _tesa_matrices(shape: Shape) -> tuple[float, float]:
+def _tesa_matrices(point: Point) -> float:
     """S×S per mode, S being the product of the other axes; training keeps all three."""
-    channel_mode, row_mode = shape.positions**2, (shape.channels * shape.side) ** 2
-    largest = max(channel_mode, row_mode)
-    return largest, channel_mode + 2 * row_mode + largest
+    channel_mode, row_mode = point.size("positions") ** 2, (point.size("channels") * point.side) ** 2
+    kept = channel_mode + 2 * row_mode if point.step == "training" else 0
+    return kept + max(channel_mode, row_mode)
 
 
 @dataclass(frozen=True)
@@ -130,24 +114,17 @@ def _cases(block: str) -> Iterator[Case]:
         )
 
 
-def _peer(
-    package: str, suffix: str, label: str, style: Style, build: Callable[[int], nn.Module], matrices: Matrices
-) -> Case:
-    return Case(f"{package}{suffix}", f"{package}, {label}", style, build, matrices, package)
-
-
 CASES = [
     Case(REFERENCE, "1×1 convolution", Style(BLACK, "o"), _convolution(1)),
     Case("conv3x3", "3×3 convolution", Style(BLACK, "s", "--"), _convolution(3)),
     # Blocks that see neighbours only are the convolutions above.
     *(case for name, entry in BLOCKS.items() if entry.family != "local" for case in _cases(name)),
 ]
+_dot, _softmax = partial(_mmcv, "dot_product"), partial(_mmcv, "embedded_gaussian")
 PEERS = [
-    _peer(
-        "mmcv", "mmcv_dot_product", "dot product", Style(BLUE, "1", ":"), _mmcv("dot_product"), _pairs(1, 2)
-    ),
-    _peer("mmcv", "_softmax", "softmax", Style(SKY, "2", ":"), _mmcv("embedded_gaussian"), _pairs(2, 3)),
-    _peer("timm", "", "softmax", Style(GREEN, "3", ":"), _timm, _pairs(2, 3)),
+    Case("mmcv_dot_product", "mmcv, dot product", Style(BLUE, "1", ":"), _dot, _pairs(1, 2), "mmcv"),
+    Case("mmcv_softmax", "mmcv, softmax", Style(SKY, "2", ":"), _softmax, _pairs(2, 3), "mmcv"),
+    Case("timm", "timm, softmax", Style(GREEN, "3", ":"), _timm, _pairs(2, 3), "timm"),
 ]
 BY_NAME = {case.name: case for case in (*CASES, *PEERS)}
 STYLES = {name: case.style for name, case in BY_NAME.items()}

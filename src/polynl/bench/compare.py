@@ -12,8 +12,8 @@ from typing import Literal
 from rich.console import Console
 
 from polynl.errors import SettingsError
-from polynl.results.benchmark import STEP_TITLES, Measurement, Results, differences
-from polynl.results.formats import NOT_MEASURED, duration, plural
+from polynl.results.benchmark import MEMORY, STEP_TITLES, TIME, Measurement, Results, differences
+from polynl.results.formats import if_measured, plural
 from polynl.results.tables import Table, as_rich
 
 Verdict = Literal["faster", "slower", ""]
@@ -29,16 +29,14 @@ class Change:
     @property
     def ratio(self) -> float:
         """The new median divided by the old one."""
-        assert self.old.median is not None
-        assert self.new.median is not None
-        return self.new.median / self.old.median
+        ratio = TIME.ratio(self.new, self.old)
+        assert ratio is not None
+        return ratio
 
     @property
     def memory_ratio(self) -> float | None:
         """The new peak memory divided by the old one."""
-        if not self.old.peak_bytes or self.new.peak_bytes is None:
-            return None
-        return self.new.peak_bytes / self.old.peak_bytes
+        return MEMORY.ratio(self.new, self.old)
 
     @property
     def verdict(self) -> Verdict:
@@ -111,10 +109,7 @@ def _summary(results: Results, found: Sequence[Change]) -> Table:
 def _details(results: Results, shown: Sequence[Change]) -> Table:
     rows = []
     for change in shown:
-        point, memory = change.new.point, change.memory_ratio
-        assert change.old.median is not None
-        assert change.new.median is not None
-        times = [duration(change.old.median), duration(change.new.median), f"{change.ratio:.2f}×"]
-        held = NOT_MEASURED if memory is None else f"{memory:.2f}×"
-        rows.append([results.label(change.new.method), str(point), *times, change.verdict, held])
+        where = [results.label(change.new.method), str(change.new.point)]
+        times = [TIME.text(change.old), TIME.text(change.new), f"{change.ratio:.2f}×"]
+        rows.append([*where, *times, change.verdict, if_measured(change.memory_ratio, "{:.2f}×".format)])
     return Table.flat("Point by point", ["method", "at", "first", "second", "ratio", "", "memory"], rows)

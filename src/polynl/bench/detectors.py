@@ -79,18 +79,7 @@ def _filled(boxes: Tensor, side: int) -> Tensor:
 def mask_rcnn_detector(
     arch: str, block: Callable[[int], nn.Module] | None, placement: str, side: int, **options: Any
 ) -> Detector:
-    """`mask_rcnn` for images of this side, without resizing."""
-    model = mask_rcnn(
-        arch, min_size=side, max_size=side, detector_options={"image_std": IMAGE_STD}, **options
-    )
-    if block is not None:
-        insert_at(model, block, placement, body=BODY)
-    fix_boxes(model)
-    return Detector(model)
-
-
-def fix_boxes(model: Any) -> None:
-    """Make a two-stage detector find the same boxes whatever its features, and as many as it may return.
+    """`mask_rcnn` for images of this side, without resizing, that finds the same boxes whatever its features.
 
     The number of boxes that an untrained detector finds depends on the scale of its features: a block that
     enlarges them leaves few of 1000 proposals, and next to no work for the heads. With zeros in the layers
@@ -98,16 +87,12 @@ def fix_boxes(model: Any) -> None:
     suppression leaves the full number of detections, without the candidates of all 90 classes that a
     threshold of 0 would give.
     """
-    predictor = model.roi_heads.box_predictor
-    for layer in (
-        model.rpn.head.cls_logits,
-        model.rpn.head.bbox_pred,
-        predictor.cls_score,
-        predictor.bbox_pred,
-    ):
-        nn.init.zeros_(layer.weight)
-        nn.init.zeros_(layer.bias)
+    further = {"image_std": IMAGE_STD}
+    model: Any = mask_rcnn(arch, min_size=side, max_size=side, detector_options=further, **options)
+    proposals, predictor = model.rpn.head, model.roi_heads.box_predictor
+    _prepare(model, block, placement, proposals.cls_logits, proposals.bbox_pred, predictor)
     nn.init.constant_(predictor.cls_score.bias[1:4], 10.0)
+    return Detector(model)
 
 
 def face_detector_of_side(
@@ -121,12 +106,20 @@ def face_detector_of_side(
     candidates = {"score_thresh": 0.02, "nms_thresh": 0.4, "topk_candidates": 5000, "detections_per_img": 750}
     further = {"image_std": IMAGE_STD, **candidates}
     model = face_detector(arch, min_size=side, max_size=side, detector_options=further, **options)
+    head = model.head
+    _prepare(model, block, placement, head.classification_head.cls_logits, head.regression_head.bbox_reg)
+    return Detector(model, label=0)
+
+
+def _prepare(
+    model: nn.Module, block: Callable[[int], nn.Module] | None, placement: str, *boxes: nn.Module
+) -> None:
+    """Insert the block, and set the layers that score and move boxes to zero."""
     if block is not None:
         insert_at(model, block, placement, body=BODY)
-    for layer in (model.head.classification_head.cls_logits, model.head.regression_head.bbox_reg):
-        nn.init.zeros_(layer.weight)
-        nn.init.zeros_(layer.bias)
-    return Detector(model, label=0)
+    for layer in boxes:
+        for parameter in layer.parameters():
+            nn.init.zeros_(parameter)
 
 
 class NetworkAlone(nn.Module):

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from polynl.bench.cases import BY_NAME, PEERS, REFERENCE, Case, Shape, randomised
+from polynl.bench.cases import BY_NAME, PEERS, REFERENCE, Case, randomised
 from polynl.bench.plots import save_layer_figures
 from polynl.bench.runner import measure_points, random_maps, start_or_resume, write_tables
 from polynl.bench.settings import LayerSettings
@@ -29,12 +29,12 @@ def run_layers(settings: LayerSettings, console: Console) -> Results:
     inputs = functools.lru_cache(maxsize=1)(lambda shape: random_maps(shape, settings))
 
     def build(method: str, point: Point) -> tuple[nn.Module, Tensor]:
-        shape = _shape(point)
-        x = inputs((shape.batch, shape.channels, shape.side, shape.side))
-        return randomised(BY_NAME[method].build(shape.channels), settings.seed), x
+        channels = point.size("channels")
+        x = inputs((point.batch, channels, point.side, point.side))
+        return randomised(BY_NAME[method].build(channels), settings.seed), x
 
     def refusal(method: str, point: Point) -> str | None:
-        needed = BY_NAME[method].predicted_peak(_shape(point), point.step == "training", itemsize)
+        needed = BY_NAME[method].predicted_peak(point, itemsize)
         if needed is None or needed <= settings.memory_limit_gib * 2**30:
             return None
         return f"needs {byte_size(needed)}, limit {settings.memory_limit_gib:g} GiB"
@@ -63,8 +63,3 @@ def layer_points(settings: LayerSettings) -> list[Point]:
     sizes |= {(side, settings.at_channels) for side in settings.sides}
     ordered = sorted(sizes, key=lambda size: size[0] ** 2 * size[1])
     return [Point(step, settings.batch, side, channels) for side, channels in ordered for step in STEPS]
-
-
-def _shape(point: Point) -> Shape:
-    assert point.channels is not None
-    return Shape(point.batch, point.channels, point.side)

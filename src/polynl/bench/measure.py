@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,15 +34,8 @@ def task(module: nn.Module, x: Tensor, step: Step) -> Task:
     A training step computes gradients of the input and of all parameters from a fixed random cotangent; they
     are set to None off the clock. Do not share a module between steps.
     """
-    return _forward(module.eval(), x) if step == "forward" else _training(module.train(), x)
-
-
-def _forward(module: nn.Module, x: Tensor) -> Task:
-    def run() -> Any:
-        with torch.no_grad():
-            return module(x)
-
-    return Task(run)
+    module.train(step == "training")
+    return Task(torch.no_grad()(partial(module, x))) if step == "forward" else _training(module, x)
 
 
 def _training(module: nn.Module, x: Tensor) -> Task:

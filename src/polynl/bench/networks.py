@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,8 +35,6 @@ class Network:
 
     label: str
     make: Callable[[BlockBuilder | None, str, int], nn.Module]
-    placements: tuple[str, ...] = tuple(PLACEMENTS)
-    input_channels: int = 3
     least_side: int = 1
     alone: Callable[[Any], nn.Module] | None = None
     """For detectors: the network without post-processing, which gets a row of its own."""
@@ -48,34 +46,26 @@ class Network:
         return self.make(block, placement, side)
 
 
-def _resnet(arch: str, label: str) -> Network:
-    def make(block: BlockBuilder | None, placement: str, _: int) -> nn.Module:
-        model = resnet(arch)
-        if block is not None:
-            insert_at(model, block, placement)
-        return model
-
-    return Network(label, make)
+def _resnet(arch: str, block: BlockBuilder | None, placement: str, _: int) -> nn.Module:
+    model = resnet(arch)
+    if block is not None:
+        insert_at(model, block, placement)
+    return model
 
 
-def _mask_rcnn(arch: str, label: str) -> Network:
-    return Network(label, partial(mask_rcnn_detector, arch), least_side=COARSEST_STRIDE)
+def _networks() -> Iterator[tuple[str, Network]]:
+    for depth in (18, 50, 101):
+        yield f"resnet{depth}", Network(f"ResNet-{depth}", partial(_resnet, f"resnet{depth}"))
+    for name, label, make, alone in (
+        ("mask_rcnn", "Mask R-CNN", mask_rcnn_detector, None),
+        ("faces", "Face detector", face_detector_of_side, NetworkAlone),
+    ):
+        for depth in (18, 50):
+            made = partial(make, f"resnet{depth}")
+            yield f"{name}_resnet{depth}", Network(f"{label}, ResNet-{depth}", made, COARSEST_STRIDE, alone)
 
 
-def _faces(arch: str, label: str) -> Network:
-    make = partial(face_detector_of_side, arch)
-    return Network(label, make, least_side=COARSEST_STRIDE, alone=NetworkAlone)
-
-
-NETWORKS = {
-    "resnet18": _resnet("resnet18", "ResNet-18"),
-    "resnet50": _resnet("resnet50", "ResNet-50"),
-    "resnet101": _resnet("resnet101", "ResNet-101"),
-    "mask_rcnn_resnet18": _mask_rcnn("resnet18", "Mask R-CNN, ResNet-18"),
-    "mask_rcnn_resnet50": _mask_rcnn("resnet50", "Mask R-CNN, ResNet-50"),
-    "faces_resnet18": _faces("resnet18", "Face detector, ResNet-18"),
-    "faces_resnet50": _faces("resnet50", "Face detector, ResNet-50"),
-}
+NETWORKS = dict(_networks())
 
 
 def run_networks(settings: NetSettings, console: Console) -> Results:
@@ -84,7 +74,7 @@ def run_networks(settings: NetSettings, console: Console) -> Results:
         torch.set_num_threads(settings.threads)
     (name,) = check_choices([settings.network], list(NETWORKS), "network")
     network = NETWORKS[name]
-    check_choices(settings.placements, network.placements, "placement")
+    check_choices(settings.placements, list(PLACEMENTS), "placement")
     variants = selected_variants(settings)
     path = settings.out / "nets.json"
     results = start_or_resume(path, settings, kind="nets", methods={}, reference=PLAIN)
@@ -94,12 +84,11 @@ def run_networks(settings: NetSettings, console: Console) -> Results:
     if network.alone is not None:
         models[ALONE], labels[ALONE] = network.alone(models[PLAIN]), "without post-processing"
     for method, label in labels.items():
-        shape = (1, network.input_channels, settings.side, settings.side)
-        results.methods[method] = {"label": label, **count_costs(models[method], torch.randn(shape))}
+        x = torch.randn(1, 3, settings.side, settings.side)
+        results.methods[method] = {"label": label, **count_costs(models[method], x)}
 
     def build(method: str, point: Point) -> tuple[nn.Module, Tensor]:
-        x = random_maps((point.batch, network.input_channels, point.side, point.side), settings)
-        return models[method], x
+        return models[method], random_maps((point.batch, 3, point.side, point.side), settings)
 
     points = [Point("forward", batch, settings.side) for batch in sorted({1, settings.batch})]
     if settings.training:

@@ -104,21 +104,22 @@ def _at_point(
             try:
                 tasks[method] = _step(*build(method, point), point, settings)
                 peaks[method] = peak_bytes(tasks[method], settings.device)
-                reason = _too_slow(timed(tasks[method], settings.device), point, settings)
+                seconds, limit = timed(tasks[method], settings.device), settings.time_limit_s
+                if seconds > limit:
+                    reason = f"one step takes {seconds:.1f} s at N = {point.side**2}, limit {limit:g} s"
             except RuntimeError as error:
-                if not _is_out_of_memory(error):
+                if not (isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)):
                     raise
                 reason = "out of memory"
         if reason is not None:
             skipped[method] = reason
             tasks.pop(method, None)
     bar.show(str(point))
-    seconds = interleaved_seconds(
+    every = interleaved_seconds(
         tasks, runs=settings.runs, warmup=WARMUP, device=settings.device, between=bar.refresh
     )
     return [
-        Measurement(m, point, tuple(seconds.get(m, ())), peaks.get(m), skipped.get(m))
-        for m in results.methods
+        Measurement(m, point, tuple(every.get(m, ())), peaks.get(m), skipped.get(m)) for m in results.methods
     ]
 
 
@@ -139,13 +140,6 @@ def random_maps(shape: Sequence[int], settings: Settings) -> Tensor:
     return x.to(memory_format=torch.channels_last) if settings.channels_last else x
 
 
-def _too_slow(seconds: float, point: Point, settings: Settings) -> str | None:
-    limit = settings.time_limit_s
-    if seconds <= limit:
-        return None
-    return f"one step takes {seconds:.1f} s at N = {point.side**2}, limit {limit:g} s"
-
-
 def _too_slow_before(results: Results, method: str, point: Point) -> str | None:
     """The reason at a smaller map, if the method was too slow there.
 
@@ -156,10 +150,6 @@ def _too_slow_before(results: Results, method: str, point: Point) -> str | None:
         if earlier.method == method and smaller and earlier.skipped and earlier.peak_bytes is not None:
             return earlier.skipped
     return None
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 class _Bar:

@@ -44,24 +44,16 @@ class Settings:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            self._check(field.name, getattr(self, field.name))
+            value, option = getattr(self, field.name), f"--{field.name.replace('_', '-')}"
+            if value == ():
+                raise SettingsError(f"{option} needs at least one value.")
+            for number in value if isinstance(value, tuple) else (value,):
+                # A flag is an int too; a seed may be 0.
+                if type(number) in (int, float) and field.name != "seed" and number <= 0:
+                    raise SettingsError(f"{option} {number}: expected a number above 0.")
         check_resume_or_overwrite(resume=self.resume, overwrite=self.overwrite)
         if self.device == "cuda" and not torch.cuda.is_available():
             raise SettingsError("--device cuda: PyTorch finds no CUDA device.")
-
-    def _check(self, name: str, value: Any) -> None:
-        values = value if isinstance(value, tuple) else (value,)
-        option = f"--{name.replace('_', '-')}"
-        if not values:
-            raise SettingsError(f"{option} needs at least one value.")
-        for number in values:
-            if (
-                isinstance(number, int | float)
-                and not isinstance(number, bool)
-                and name != "seed"
-                and number <= 0
-            ):
-                raise SettingsError(f"{option} {number}: expected a number above 0.")
 
     def measured(self) -> dict[str, Any]:
         """The settings that a measurement depends on, as plain JSON."""

@@ -106,12 +106,8 @@ def _grid(chart: Chart, x: Axis, y: Axis, x_ticks: Sequence[Tick], y_ticks: Sequ
         parts.append(Markup('<path class="level" d="M{},{} H{}"/>').format(left, y.at(chart.level), RIGHT))
     parts.append(Markup('<path class="axis" d="M{},{} V{} H{}"/>').format(left, TOP, BOTTOM, RIGHT))
     parts.append(_text((left + RIGHT) / 2, HEIGHT - 8, chart.x_label, "middle"))
-    middle = (TOP + BOTTOM) / 2
-    parts.append(
-        Markup('<text transform="translate(13,{}) rotate(-90)" text-anchor="middle">{}</text>').format(
-            middle, chart.y_label
-        )
-    )
+    upwards = Markup('<text transform="translate(13,{}) rotate(-90)" text-anchor="middle">{}</text>')
+    parts.append(upwards.format((TOP + BOTTOM) / 2, chart.y_label))
     return Markup("").join(parts)
 
 
@@ -128,11 +124,9 @@ def _curve(curve: Curve, x: Axis, y: Axis) -> Markup:
         if curve.bars or len(places) == 1:
             parts += [_stroke(f"M{at},{low} V{high}", style, False) for at, low, high in ends]
         else:
-            path = _path(
-                [*((at, high) for at, _, high in ends), *((at, low) for at, low, _ in reversed(ends))]
-            )
+            around = [(at, high) for at, _, high in ends] + [(at, low) for at, low, _ in reversed(ends)]
             band = Markup('<path class="band" style="fill:{}" d="{} Z"/>')
-            parts.append(band.format(_colour(style), path))
+            parts.append(band.format(_colour(style), _path(around)))
     if curve.joined and len(places) > 1:
         parts.append(_stroke(_path(places), style, series.emphasis))
     for (a, b), (value, figure) in zip(places, curve.points, strict=True):

@@ -21,11 +21,6 @@ SMALL = 96
 Box = tuple[float, float, float, float]
 
 
-def data_uri(content: bytes, kind: str) -> str:
-    """The content as a data URI."""
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
-
-
 def image_uri(image: Tensor, box: Box | None = None) -> str:
     """A uint8 image (3, h, w), with a box in pixels if there is one."""
     if box is None and max(image.shape[1:]) <= SMALL:
@@ -61,12 +56,10 @@ def _encoded(picture: Tensor, image: Tensor, box: Box | None, *, exact: bool = F
     drawn = Image.fromarray(picture.permute(1, 2, 0).contiguous().numpy())
     if box is not None:
         _outlined(drawn, image, box)
-    file = io.BytesIO()
-    if exact:
-        drawn.save(file, "PNG", optimize=True)
-    else:
-        drawn.save(file, "JPEG", quality=84)
-    return data_uri(file.getvalue(), "image/png" if exact else "image/jpeg")
+    file, kind = io.BytesIO(), "png" if exact else "jpeg"
+    # Each format ignores the option of the other.
+    drawn.save(file, kind, optimize=exact, quality=84)
+    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def colour_bar() -> str:

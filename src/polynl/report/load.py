@@ -56,32 +56,31 @@ def load_runs(folders: Sequence[Path]) -> LoadedRuns:
     """The results in the folders; a folder without results raises a SettingsError."""
     runs, trainings = LoadedRuns(), []
     for folder in {folder.resolve(): folder for folder in folders}.values():
-        files = list(_result_files(folder))
-        if not files:
+        benchmarks = [folder / name for name in BENCHMARKS]
+        has_study = (folder / STUDY).is_file()
+        has_training = (folder / RECIPE).is_file() and (folder / f"{METRICS}.json").is_file()
+        if has_study:
+            study, origin = load_study(folder / STUDY)
+            runs.studies.append(study)
+            runs.origins.append(origin)
+            benchmarks.insert(0, folder / LAYERS / BENCHMARKS[0])
+        if has_training:
+            trainings.append(_load_training(folder))
+            runs.origins += _training_origin(folder)
+        found = [file for file in benchmarks if file.is_file()]
+        for file in found:
+            results = Results.load(file)
+            with damage_named(file, "is not the JSON of a benchmark"):
+                runs.add_benchmark(str(file.parent), results)
+        if not (has_study or has_training or found):
             raise SettingsError(f"{folder}: {_problem(folder)}; expected {EXPECTED}.")
-        for name in files:
-            if name == STUDY:
-                study, origin = load_study(folder / STUDY)
-                runs.studies.append(study)
-                runs.origins.append(origin)
-                if (folder / LAYERS / BENCHMARKS[0]).is_file():
-                    _load_benchmark(runs, folder / LAYERS / BENCHMARKS[0])
-            elif name == RECIPE:
-                trainings.append(_load_training(folder))
-                runs.origins += _training_origin(folder)
-            else:
-                _load_benchmark(runs, folder / name)
-    runs.studies = _with_distinct_titles([*runs.studies, *_studies(trainings)])
+    studies = [*runs.studies, *_studies(trainings)]
+    titles = [study.title for study in studies]
+    runs.studies = [
+        s if titles.count(s.title) == 1 else replace(s, title=f"{s.title}: {shortened(s.folders)}")
+        for s in studies
+    ]
     return runs
-
-
-def _result_files(folder: Path) -> Iterator[str]:
-    """The main file of each kind of results in the folder."""
-    if (folder / STUDY).is_file():
-        yield STUDY
-    if (folder / RECIPE).is_file() and (folder / f"{METRICS}.json").is_file():
-        yield RECIPE
-    yield from (name for name in BENCHMARKS if (folder / name).is_file())
 
 
 def _problem(folder: Path) -> str:
@@ -92,12 +91,6 @@ def _problem(folder: Path) -> str:
     if (folder / RECIPE).is_file():
         return f"a training that has not finished an epoch yet, without {METRICS}.json"
     return "it contains no results of polynl"
-
-
-def _load_benchmark(runs: LoadedRuns, file: Path) -> None:
-    results = Results.load(file)
-    with damage_named(file, "is not the JSON of a benchmark"):
-        runs.add_benchmark(str(file.parent), results)
 
 
 def _load_training(folder: Path) -> Training:
@@ -129,24 +122,27 @@ def _training_origin(folder: Path) -> Iterator[Origin]:
 
 def _studies(trainings: Sequence[Training]) -> Iterator[Study]:
     """A study per task, network and data: only those can be compared."""
+    neutral = {"seed", *neutral_fields(Recipe)}
+
+    def network_and_images(recipe: Mapping[str, Any]) -> Any:
+        return [recipe["model"]["arch"], recipe["model"]["arch_options"], recipe["data"]]
+
+    def all_but_seed_and_speed(recipe: Mapping[str, Any]) -> Any:
+        return {key: value for key, value in recipe.items() if key not in neutral}
+
     for task in TASKS:
         of_task = [training for training in trainings if training.recipe["task"] == task]
-        for group in _grouped(of_task, _comparable):
-            variants = [variant_of(seeds) for seeds in _grouped(group, _without_seed)]
+        for group in _grouped(of_task, network_and_images):
+            variants = [variant_of(seeds) for seeds in _grouped(group, all_but_seed_and_speed)]
             title = study_title([variant.recipe for variant in variants])
-            folders = [training.folder for training in group]
-            yield Study(title, task, _with_distinct_labels(sorted(variants, key=_order)), folders)
-
-
-def _comparable(recipe: Mapping[str, Any]) -> list[Any]:
-    """What the trainings of a study share: the network to insert blocks into, and the images."""
-    return [recipe["model"]["arch"], recipe["model"]["arch_options"], recipe["data"]]
-
-
-def _without_seed(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """What the trainings of a variant share: everything but the seed and keys that only change the speed."""
-    left_out = {"seed", *neutral_fields(Recipe)}
-    return {key: value for key, value in recipe.items() if key not in left_out}
+            labels = [variant.label for variant in variants]
+            variants = [
+                v
+                if labels.count(v.label) == 1
+                else replace(v, label=f"{v.label}, {', '.join(str(t.folder) for t in v.trainings)}")
+                for v in sorted(variants, key=_order)
+            ]
+            yield Study(title, task, variants, [training.folder for training in group])
 
 
 def _grouped(trainings: Sequence[Training], key: Callable[[Mapping[str, Any]], Any]) -> list[list[Training]]:
@@ -162,23 +158,3 @@ def _order(variant: Variant) -> tuple[int, bool]:
     order = [NO_BLOCK, *BLOCKS]
     place = order.index(variant.block) if variant.block in order else len(order)
     return place, variant.row != variant.block
-
-
-def _with_distinct_labels(variants: Sequence[Variant]) -> list[Variant]:
-    """Variants of one label, told apart by their folders."""
-    labels = [variant.label for variant in variants]
-    return [
-        v
-        if labels.count(v.label) == 1
-        else replace(v, label=f"{v.label}, {', '.join(str(t.folder) for t in v.trainings)}")
-        for v in variants
-    ]
-
-
-def _with_distinct_titles(studies: Sequence[Study]) -> list[Study]:
-    """Studies of one title, told apart by their folders."""
-    titles = [study.title for study in studies]
-    return [
-        s if titles.count(s.title) == 1 else replace(s, title=f"{s.title}: {shortened(s.folders)}")
-        for s in studies
-    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -61,9 +61,8 @@ class _Sample:
     """A validation image, as the networks see it."""
 
     image: Tensor
-    caption: str
-    alt: str
-    label: str | None = None
+    shown: Picture
+    label: str | None
     """The class; for classifiers only."""
 
 
@@ -74,10 +73,6 @@ class _Network:
     variant: Variant
     network: ExplainedNetwork
     explanations: Sequence[Explanation]
-
-    @property
-    def label(self) -> str:
-        return self.variant.label
 
 
 def study_pictures(study: Study) -> Pictures:
@@ -126,71 +121,54 @@ def _samples(network: ExplainedNetwork, root: str | None) -> list[_Sample]:
         task.check(training=False)
         images = task.val_set()
     except SettingsError as error:
-        raise SettingsError(_data_problem(error, root)) from None
-    places = dict.fromkeys(round(k * (len(images) - 1) / (IMAGES - 1)) for k in range(IMAGES))
-    entries = [(place, images[place]) for place in places]
-    found = [_sample(network, place, *entry) for place, entry in entries if isinstance(entry, tuple)]
+        # Without hints at recipe keys, which a report does not take.
+        if root is None or Path(root).is_absolute() or Path(root).is_dir():
+            raise SettingsError(error.message) from None
+        where = "run polynl report in the folder where it was trained"
+        raise SettingsError(f"{error.message.rstrip('.')}: {where}.") from None
+    found = []
+    for place in dict.fromkeys(round(k * (len(images) - 1) / (IMAGES - 1)) for k in range(IMAGES)):
+        entry = images[place]
+        if isinstance(entry, tuple):
+            image, target = entry
+            label = None if network.detects else network.labels[int(target)]
+            caption = f"image {place + 1:,}" if label is None else label
+            alt = caption if label is None else f"an image of {label}"
+            found.append(_Sample(image, Picture(image_uri(image), caption, alt), label))
     if not found:
         raise SettingsError("none of the images can be read.")
     return found
 
 
-def _data_problem(error: SettingsError, root: str | None) -> str:
-    """What is wrong with the data, without hints at recipe keys, which a report does not take."""
-    if root is None or Path(root).is_absolute() or Path(root).is_dir():
-        return error.message
-    return f"{error.message.rstrip('.')}: run polynl report in the folder where it was trained."
-
-
-def _sample(network: ExplainedNetwork, place: int, image: Tensor, target: Any) -> _Sample:
-    if network.detects:
-        return _Sample(image, f"image {place + 1:,}", f"image {place + 1:,}")
-    label = network.labels[int(target)]
-    return _Sample(image, label, f"an image of {label}", label)
-
-
-def _original(sample: _Sample) -> Picture:
-    return Picture(image_uri(sample.image), sample.caption, sample.alt)
-
-
 def _grad_cam(title: str, networks: Sequence[_Network], samples: Sequence[_Sample]) -> PictureGrid:
-    columns = [[_original(sample) for sample in samples]]
+    columns = [[sample.shown for sample in samples]]
     for network in networks:
         column = []
-        for sample, explanation in zip(samples, network.explanations, strict=True):
-            alt = f"Grad-CAM of {network.label} on {sample.alt}: {explanation.said}"
-            column.append(Picture(_cam_uri(explanation), _caption(explanation, sample), alt))
+        for sample, found in zip(samples, network.explanations, strict=True):
+            # A detector that finds nothing has no map.
+            uri = sample.shown.uri
+            if found.cam is not None:
+                uri = overlay_uri(found.image, stretched(found.cam.cpu(), low=0.0), found.box)
+            right = "" if sample.label is None else "✓ " if found.label == sample.label else "✗ "
+            alt = f"Grad-CAM of {network.variant.label} on {sample.shown.alt}: {found.said}"
+            column.append(Picture(uri, f"{right}{found.said}", alt))
         columns.append(column)
-    headings = ["image", *(network.label for network in networks)]
+    headings = ["image", *(network.variant.label for network in networks)]
     return PictureGrid(title, headings, list(zip(*columns, strict=True)))
 
 
-def _cam_uri(explanation: Explanation) -> str:
-    """The image with Grad-CAM over it; the image alone if a detector finds nothing."""
-    if explanation.cam is None:
-        return image_uri(explanation.image)
-    return overlay_uri(explanation.image, stretched(explanation.cam.cpu(), low=0.0), explanation.box)
-
-
-def _caption(explanation: Explanation, sample: _Sample) -> str:
-    """The prediction and, for a classifier, whether it is right."""
-    if sample.label is None:
-        return explanation.said
-    return f"{'✓' if explanation.label == sample.label else '✗'} {explanation.said}"
-
-
 def _norms(network: _Network, samples: Sequence[_Sample]) -> PictureGrid:
-    rows = []
+    rows, label = [], network.variant.label
     for sample, explanation in zip(samples, network.explanations, strict=True):
         if explanation.norms is None:
             continue
-        row = [_original(sample)]
+        row = [sample.shown]
         for name, values in zip("XYZ", (norm.cpu() for norm in explanation.norms), strict=True):
             ends = f"{number(float(values.min()))} to {number(float(values.max()))}"
-            alt = f"norm of {name} in {network.label} at every position of {sample.alt}: {ends}"
+            alt = f"norm of {name} in {label} at every position of {sample.shown.alt}: {ends}"
             row.append(Picture(overlay_uri(explanation.image, stretched(values), explanation.box), ends, alt))
         rows.append(row)
-    return PictureGrid(network.label, ["image", "‖X‖, input", "‖Y‖, added", "‖Z‖, output"], rows)
+    return PictureGrid(label, ["image", "‖X‖, input", "‖Y‖, added", "‖Z‖, output"], rows)
 
 
 def _influence(
@@ -200,20 +178,18 @@ def _influence(
     chosen = samples if max(samples[0].image.shape[1:]) <= SMALL else samples[:LARGE_IMAGES]
     blocks = []
     for network in networks:
+        explained = network.network
+        assert explained.block is not None
+        maps = []
         try:
-            pairs = zip(chosen, network.explanations, strict=False)
-            blocks.append({"label": network.label, "maps": [_map(network, *pair) for pair in pairs]})
+            for sample, found in zip(chosen, network.explanations, strict=False):
+                cells = cell_maps(explained.model, explained.inputs(sample.image), explained.block)
+                box = {} if found.box is None else {"box": found.box, "found": found.said}
+                maps.append(packed(cells.cpu()) | box)
+            blocks.append({"label": network.variant.label, "maps": maps})
         except ValueError as error:
-            without.append(str(error))
-    if not blocks:
-        return None
-    images = [{"uri": image_uri(s.image), "label": s.caption, "size": s.image.shape[1:]} for s in chosen]
-    return {"images": images, "blocks": blocks}
-
-
-def _map(network: _Network, sample: _Sample, explanation: Explanation) -> Mapping[str, Any]:
-    """The influence maps of an image, and the box of the detection."""
-    explained = network.network
-    assert explained.block is not None
-    content = packed(cell_maps(explained.model, explained.inputs(sample.image), explained.block).cpu())
-    return content | ({} if explanation.box is None else {"box": explanation.box, "found": explanation.said})
+            without.append(f"{str(error).rstrip('.')}.")
+    images = [
+        {"uri": s.shown.uri, "label": s.shown.caption, "size": tuple(s.image.shape[1:])} for s in chosen
+    ]
+    return {"images": images, "blocks": blocks} if blocks else None

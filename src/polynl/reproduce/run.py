@@ -44,16 +44,9 @@ def run_reproduce(settings: ReproduceSettings, console: Console, keys: Sequence[
     trainings = train_all(trainings, jobs, console)
     console.print("Timing the networks …", highlight=False)
     costs = _network_costs(trainings)
-    variants = [
-        variant_of([training for training in trainings if training.row == row], costs[row]) for row in costs
-    ]
-    study = Study(
-        study_title([trainings[0].recipe]),
-        trainings[0].recipe["task"],
-        variants,
-        [settings.out],
-        settings.quick,
-    )
+    variants = [variant_of([t for t in trainings if t.row == row], cost) for row, cost in costs.items()]
+    recipe = trainings[0].recipe
+    study = Study(study_title([recipe]), recipe["task"], variants, [settings.out], settings.quick)
     how_long = "a few seconds" if settings.quick else "about a minute"
     console.print(f"Timing single layers, {how_long} …", highlight=False)
     layers = measure_layers(settings)
@@ -98,10 +91,9 @@ def _prepare_folder(settings: ReproduceSettings, trainings: Sequence[Training]) 
 
 def _network_costs(trainings: Sequence[Training]) -> dict[str, Costs]:
     """The costs of each variant, by row."""
-    first = {training.row: recipe_in(training) for training in reversed(trainings)}
-    rows = dict.fromkeys(training.row for training in trainings)
-    models = {row: first[row].build_task().model() for row in rows}
     recipe = recipe_in(trainings[0])
+    first = {t.row: recipe_in(t) for t in trainings if t.seed == trainings[0].seed}
+    models = {row: found.build_task().model() for row, found in first.items()}
     return measure_costs(models, batch=recipe.total_batch(1), size=recipe.data.size)
 
 

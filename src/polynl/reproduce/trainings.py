@@ -57,7 +57,17 @@ def train_all(trainings: Sequence[Training], jobs: int, console: Console) -> lis
     news: Any = context.Queue()
     waiting = [number for number, training in enumerate(trainings) if not training.finished]
     running: dict[int, Any] = {}
-    with _progress(console, trainings) as (progress, bars), _sigterm_raises():
+    columns: list[Any] = [TextColumn("{task.description}"), BarColumn(20), TimeElapsedColumn()]
+    # Without a terminal, they are a line per training at the end.
+    with (
+        Progress(*columns, TextColumn("{task.fields[text]}"), console=console) as progress,
+        _sigterm_raises(),
+    ):
+        bars = []
+        for training in trainings:
+            name, done = f"{training.row}, seed {training.seed}", int(training.finished)
+            text = "kept" if done else "waiting"
+            bars.append(progress.add_task(name, total=1, completed=done, text=text, start=False))
         try:
             while waiting or running:
                 while waiting and len(running) < jobs:
@@ -130,25 +140,6 @@ def _ended(training: Training, code: int, progress: Progress, bar: TaskID) -> No
     scores = "  ".join(f"{name} {last(name):.1f}" for name in task.headline[:1] if last(name) is not None)
     progress.stop_task(bar)
     progress.update(bar, text=scores)
-
-
-@contextmanager
-def _progress(console: Console, trainings: Sequence[Training]) -> Iterator[tuple[Progress, list[TaskID]]]:
-    """A bar per training; without a terminal, a line per training at the end."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(20),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[text]}"),
-    )
-    with Progress(*columns, console=console) as progress:
-        yield progress, [_bar(progress, training) for training in trainings]
-
-
-def _bar(progress: Progress, training: Training) -> TaskID:
-    name = f"{training.row}, seed {training.seed}"
-    done = 1 if training.finished else 0
-    return progress.add_task(name, total=1, completed=done, text="kept" if done else "waiting", start=False)
 
 
 @contextmanager

@@ -6,19 +6,22 @@ import dataclasses
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from polynl.errors import SettingsError
-from polynl.files import write_atomically
+from polynl.files import read_json, write_atomically
+from polynl.results.formats import byte_size, duration, if_measured
 
 SCHEMA = 1
 Step = Literal["forward", "training"]
 STEPS: tuple[Step, ...] = get_args(Step)
 STEP_TITLES: dict[Step, str] = {"forward": "forward", "training": "forward + backward"}
 Axis = Literal["channels", "positions"]
+AXIS_TITLES: dict[Axis, str] = {"channels": "channels C", "positions": "positions N"}
 
 
 @dataclass(frozen=True, order=True)
@@ -87,6 +90,34 @@ class Measurement:
         return cls(entry["method"], point, tuple(entry["seconds"]), entry["peak_bytes"], entry["skipped"])
 
 
+@dataclass(frozen=True)
+class Quantity:
+    """Something measured: how to get it, how to write it, and the unit and scale of charts."""
+
+    name: str
+    heading: str
+    value: Callable[[Measurement], float | None]
+    written: Callable[[float], str]
+    unit: str = ""
+    scale: float = 1.0
+
+    def text(self, measurement: Measurement) -> str:
+        """The value with its unit."""
+        return if_measured(self.value(measurement), self.written)
+
+    def ratio(self, measurement: Measurement, base: Measurement) -> float | None:
+        """The value divided by that of another measurement."""
+        value, below = self.value(measurement), self.value(base)
+        return value / below if below and value is not None else None
+
+
+TIME = Quantity("time", "time", attrgetter("median"), duration, "ms", 1e3)
+MEMORY = Quantity("memory", "peak memory", attrgetter("peak_bytes"), byte_size, "MiB", 2**-20)
+THROUGHPUT = Quantity(
+    "throughput", "images/s", lambda m: m.point.batch / m.median if m.median else None, "{:.1f}".format
+)
+
+
 @dataclass
 class Results:
     """A benchmark, finished or not: `methods` maps each name to its label and its counted costs."""
@@ -107,18 +138,17 @@ class Results:
         """The measurement, if it was made."""
         return next((m for m in self.measurements if m.method == method and m.point == point), None)
 
-    def ratio(self, measurement: Measurement) -> float | None:
-        """The median divided by that of the reference at the same point."""
-        return self._divided(measurement, "median")
-
-    def memory_ratio(self, measurement: Measurement) -> float | None:
-        """The peak memory divided by that of the reference at the same point."""
-        return self._divided(measurement, "peak_bytes")
-
-    def _divided(self, measurement: Measurement, quantity: str) -> float | None:
+    def ratio(self, measurement: Measurement, quantity: Quantity = TIME) -> float | None:
+        """The quantity divided by that of the reference at the same point."""
         base = self.at(self.reference, measurement.point)
-        below, value = getattr(base, quantity, None), getattr(measurement, quantity)
-        return value / below if below and value is not None else None
+        return None if base is None else quantity.ratio(measurement, base)
+
+    def place(self, axis: Axis) -> str:
+        """What is fixed along an axis."""
+        s = self.settings
+        if axis == "positions":
+            return f"{s['at_channels']} channels"
+        return f"{s['at_side']}×{s['at_side']} positions"
 
     def sweep(self, axis: Axis, step: Step) -> list[Point]:
         """The measured points along one axis, in ascending order."""
@@ -137,12 +167,8 @@ class Results:
 
     def exponent(self, method: str, axis: Axis, step: Step) -> float | None:
         """k of time ∝ size^k, over the top decade of the measured sizes."""
-        timed = [
-            (m.point.size(axis), m.median)
-            for m in self.along(self.sweep(axis, step), method)
-            if m.median is not None
-        ]
-        return fitted_exponent([size for size, _ in timed], [seconds for _, seconds in timed])
+        timed = [m for m in self.along(self.sweep(axis, step), method) if m.seconds]
+        return fitted_exponent([m.point.size(axis) for m in timed], [m.median or 0.0 for m in timed])
 
     def skipped_lines(self, step: Step | None = None) -> list[str]:
         """What was not measured and why: a line per method, step and width (default: of both steps)."""
@@ -171,12 +197,7 @@ class Results:
     @classmethod
     def load(cls, path: Path) -> Results:
         """The benchmark in a file, or a SettingsError that says what is wrong with the file."""
-        try:
-            content = json.loads(path.read_text())
-        except FileNotFoundError:
-            raise SettingsError(f"There is no file {path}.") from None
-        except (OSError, ValueError) as error:
-            raise SettingsError(f"{path} is not the JSON of a benchmark: {error}") from error
+        content = read_json(path)
         version = content.get("schema") if isinstance(content, dict) else None
         if version != SCHEMA:
             raise SettingsError(
@@ -185,10 +206,8 @@ class Results:
         try:
             fields = {f.name: content[f.name] for f in dataclasses.fields(cls)}
             fields["measurements"] = [Measurement.from_json(entry) for entry in fields["measurements"]]
-        except KeyError as error:
-            raise SettingsError(f"{path} is not the JSON of a benchmark: {error} is missing.") from error
-        except TypeError:
-            raise SettingsError(f"{path} is not the JSON of a benchmark: it has no measurements.") from None
+        except (KeyError, TypeError) as error:
+            raise SettingsError(f"{path} is not the JSON of a benchmark: {error!r}.") from None
         return cls(**fields)
 
 

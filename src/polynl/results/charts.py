@@ -5,12 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from polynl.blocks.registry import BLOCKS, GREY, NO_BLOCK, NO_BLOCK_STYLE, Line, Style
-from polynl.results.benchmark import STEP_TITLES, Axis, Measurement, Results, Step
+from polynl.results.benchmark import AXIS_TITLES, MEMORY, STEP_TITLES, TIME, Axis, Quantity, Results, Step
 from polynl.results.study import Study, Variant
-from polynl.results.tables import place_of
 
 STYLES = {NO_BLOCK: NO_BLOCK_STYLE} | {name: entry.style for name, entry in BLOCKS.items()}
 OTHER_STYLE = Style(GREY, "8", ":")
@@ -110,31 +108,15 @@ def _series(study: Study) -> Iterator[tuple[Variant, Series]]:
     seen: dict[str, int] = {}
     for variant in study.variants:
         block = variant.block
-        style = (
-            NO_BLOCK_STYLE if block == NO_BLOCK else BLOCKS[block].style if block in BLOCKS else OTHER_STYLE
-        )
+        style = STYLES.get(block, OTHER_STYLE)
         again = seen[block] = seen.get(block, -1) + 1
         if again:
             style = Style(style.colour, MARKERS[(again - 1) % len(MARKERS)], LINES[again % len(LINES)])
         yield variant, Series(variant.label, style, variant.row == EMPHASIS)
 
 
-@dataclass(frozen=True)
-class _Panel:
-    quantity: Literal["time", "memory"]
-    axis: Axis
-
-    def value(self, results: Results, m: Measurement, *, absolute: bool) -> float | None:
-        """Milliseconds or MiB, or the ratio to the reference."""
-        if self.quantity == "time":
-            return results.ratio(m) if not absolute else None if m.median is None else m.median * 1e3
-        if not absolute:
-            return results.memory_ratio(m)
-        return None if m.peak_bytes is None else m.peak_bytes / 2**20
-
-
 # In the order of the paper's Figure 2.
-PANELS = (_Panel("time", "channels"), _Panel("time", "positions"), _Panel("memory", "positions"))
+PANELS: tuple[tuple[Quantity, Axis], ...] = ((TIME, "channels"), (TIME, "positions"), (MEMORY, "positions"))
 
 
 def efficiency(
@@ -150,7 +132,7 @@ def efficiency(
         )
         for method in results.methods
     }
-    charts = [_sweep_chart(results, panel, step, legend, absolute=absolute) for panel in PANELS]
+    charts = [_sweep_chart(results, *panel, step, legend, absolute) for panel in PANELS]
     # A chart of files stays in its place even if nothing was measured.
     kept = [chart for chart in charts if absolute or chart.curves]
     title = STEP_TITLES[step].capitalize()
@@ -158,29 +140,30 @@ def efficiency(
 
 
 def _sweep_chart(
-    results: Results, panel: _Panel, step: Step, legend: Mapping[str, Series], *, absolute: bool
+    results: Results, quantity: Quantity, axis: Axis, step: Step, legend: Mapping[str, Series], absolute: bool
 ) -> Chart:
-    points = results.sweep(panel.axis, step)
+    points = results.sweep(axis, step)
     curves, missing = [], []
     for method, series in legend.items():
-        found = [
-            (float(m.point.size(panel.axis)), panel.value(results, m, absolute=absolute), m)
-            for m in results.along(points, method)
-        ]
-        missing += [(x, series.style) for x, value, m in found if value is None and m.skipped]
-        values = [(x, value) for x, value, _ in found if value]
-        timed = absolute and panel.quantity == "time"
-        ends = [(1e3 * q[0], 1e3 * q[1]) for _, value, m in found if timed and value and (q := m.quartiles)]
+        values, ends = [], []
+        for m in results.along(points, method):
+            x = float(m.point.size(axis))
+            value = quantity.value(m) if absolute else results.ratio(m, quantity)
+            if value:
+                values.append((x, value * quantity.scale if absolute else value))
+                if absolute and quantity is TIME and m.quartiles:
+                    ends.append((1e3 * m.quartiles[0], 1e3 * m.quartiles[1]))
+            elif value is None and m.skipped:
+                missing.append((x, series.style))
         if values:
             curves.append(Curve(series, values, ends, bars=True))
-    units = {"time": "ms", "memory": "MiB"}
     return Chart(
-        f"{panel.quantity.capitalize()} against {panel.axis}, {place_of(results, panel.axis)}",
-        "positions N" if panel.axis == "positions" else "channels C",
-        units[panel.quantity] if absolute else f"{panel.quantity} ÷ convolution",
+        f"{quantity.name.capitalize()} against {axis}, {results.place(axis)}",
+        AXIS_TITLES[axis],
+        quantity.unit if absolute else f"{quantity.name} ÷ convolution",
         curves,
         log=(True, True),
-        x_ticks=[float(point.size(panel.axis)) for point in points],
+        x_ticks=[float(point.size(axis)) for point in points],
         level=None if absolute else 1.0,
         missing=missing,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 NOT_MEASURED = "–"
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -41,15 +41,22 @@ def byte_size(count: float) -> str:
     return f"{count / 2**power:.1f} {unit}"
 
 
+def if_measured(value: float | None, written: Callable[[float], str]) -> str:
+    """A value as `written` shows it, or a dash.
+
+    >>> if_measured(2.0, duration), if_measured(None, duration)
+    ('2.00 s', '–')
+    """
+    return NOT_MEASURED if value is None else written(value)
+
+
 def ratio(value: float | None) -> str:
     """A quotient of two measurements.
 
     >>> ratio(1.234), ratio(1234.5), ratio(None)
     ('1.23', '1,234', '–')
     """
-    if value is None:
-        return NOT_MEASURED
-    return f"{value:.2f}" if value < 100 else f"{value:,.0f}"
+    return if_measured(value, ("{:.2f}" if value is None or value < 100 else "{:,.0f}").format)
 
 
 def mean_and_spread(values: Sequence[float]) -> str:

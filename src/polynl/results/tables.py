@@ -11,8 +11,21 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
 
 from polynl.blocks.registry import NO_BLOCK
-from polynl.results.benchmark import STEP_TITLES, STEPS, Axis, Measurement, Point, Results, Step
-from polynl.results.formats import NOT_MEASURED, byte_size, duration, mean_and_spread, plural, ratio
+from polynl.results.benchmark import (
+    AXIS_TITLES,
+    MEMORY,
+    STEP_TITLES,
+    STEPS,
+    THROUGHPUT,
+    TIME,
+    Axis,
+    Measurement,
+    Point,
+    Quantity,
+    Results,
+    Step,
+)
+from polynl.results.formats import NOT_MEASURED, duration, if_measured, mean_and_spread, plural, ratio
 from polynl.results.study import Origin, Study, row_label
 from polynl.tasks.base import Task
 
@@ -152,10 +165,11 @@ def _paper_scores(task: type[Task], labels: Mapping[str, str], *, compact: bool)
 def _gains(values: Mapping[str, Sequence[float]], base: str | None) -> dict[str, str]:
     """How many points each mean is above that of the base."""
     means = {name: statistics.mean(found) for name, found in values.items() if found}
-    if base is None or base not in means:
-        return dict.fromkeys(values, NOT_MEASURED)
-    shown = {name: f"{mean - means[base]:+.1f}".replace("-", "−") for name, mean in means.items()}
-    return dict.fromkeys(values, NOT_MEASURED) | shown | {base: ""}
+    gains = dict.fromkeys(values, NOT_MEASURED)
+    if base in means:
+        gains |= {name: f"{mean - means[base]:+.1f}".replace("-", "−") for name, mean in means.items()}
+        gains[base] = ""
+    return gains
 
 
 def _costs(study: Study, *, compact: bool) -> _Part:
@@ -182,58 +196,29 @@ def _costs(study: Study, *, compact: bool) -> _Part:
 # Layers
 
 
-@dataclass(frozen=True)
-class _Quantity:
-    """Time or memory: its text, and its ratio to that of the reference."""
-
-    name: str
-    text: Callable[[Measurement], str]
-    ratio: Callable[[Results, Measurement], float | None]
-
-    def shown(self, results: Results, measurement: Measurement) -> str:
-        """In full for the reference, else as a ratio to it."""
-        divided = self.ratio(results, measurement)
-        if measurement.method == results.reference or divided is None:
-            return self.text(measurement)
-        return ratio(divided)
-
-
-def _text(value: float | None, unit: Callable[[float], str]) -> str:
-    return NOT_MEASURED if value is None else unit(value)
-
-
-TIME = _Quantity("time", lambda m: _text(m.median, duration), Results.ratio)
-MEMORY = _Quantity("peak memory", lambda m: _text(m.peak_bytes, byte_size), Results.memory_ratio)
-
-
-def place_of(results: Results, axis: Axis) -> str:
-    """What is fixed along an axis."""
-    s = results.settings
-    return (
-        f"{s['at_channels']} channels" if axis == "positions" else f"{s['at_side']}×{s['at_side']} positions"
-    )
-
-
 def layer_tables(results: Results) -> list[Table]:
     """Time against channels, then time and peak memory against positions, for both steps."""
-    wanted: list[tuple[_Quantity, Axis]] = [(TIME, "channels"), (TIME, "positions"), (MEMORY, "positions")]
+    wanted: list[tuple[Quantity, Axis]] = [(TIME, "channels"), (TIME, "positions"), (MEMORY, "positions")]
     return [_layer_table(results, quantity, axis, step) for step in STEPS for quantity, axis in wanted]
 
 
-def _layer_table(results: Results, quantity: _Quantity, axis: Axis, step: Step) -> Table:
-    symbol, points = "C" if axis == "channels" else "N", results.sweep(axis, step)
+def _layer_table(results: Results, quantity: Quantity, axis: Axis, step: Step) -> Table:
+    symbol, points = AXIS_TITLES[axis][-1], results.sweep(axis, step)
     headings = [f"{symbol} =", *(f"{point.size(axis):,}" for point in points)]
     headings += ["spread", f"{symbol}^k"] if quantity is TIME else []
     rows = []
     for method in results.methods:
         found = results.along(points, method)
-        row = [results.label(method), *(quantity.shown(results, m) for m in found)]
+        row = [results.label(method)]
+        for m in found:
+            divided = None if method == results.reference else results.ratio(m, quantity)
+            row.append(quantity.text(m) if divided is None else ratio(divided))
         if quantity is TIME:
             spread = max((m.spread for m in found if m.spread is not None), default=None)
             exponent = results.exponent(method, axis, step)
-            row += [_text(spread, "{:.0%}".format), _text(exponent, "{:.2f}".format)]
+            row += [if_measured(spread, "{:.0%}".format), if_measured(exponent, "{:.2f}".format)]
         rows.append(row)
-    title = f"{quantity.name.capitalize()}, {STEP_TITLES[step]}, at {place_of(results, axis)}"
+    title = f"{quantity.heading.capitalize()}, {STEP_TITLES[step]}, at {results.place(axis)}"
     return Table.flat(
         f"{title}: {results.label(results.reference)} in full, the others divided by it", headings, rows
     )
@@ -241,36 +226,38 @@ def _layer_table(results: Results, quantity: _Quantity, axis: Axis, step: Step) 
 
 def ratio_table(results: Results, axis: Axis) -> Table:
     """Time, and against positions memory too, divided by that of the reference; for both steps."""
-    texts = {TIME.name: lambda m: ratio(results.ratio(m))}
-    if axis == "positions":
-        texts[MEMORY.name] = lambda m: ratio(results.memory_ratio(m))
-    title = f"Against {axis}, {place_of(results, axis)}: divided by the {results.label(results.reference)}"
-    return _sweep_table(results, axis, title, texts)
+    quantities = {q.heading: q for q in (TIME, MEMORY) if q is TIME or axis == "positions"}
+    title = f"Against {axis}, {results.place(axis)}: divided by the {results.label(results.reference)}"
+    return _sweep_table(results, axis, title, quantities, lambda q, m: ratio(results.ratio(m, q)))
 
 
 def absolute_table(results: Results, axis: Axis) -> Table:
     """Median times and peak memory; for both steps."""
-    texts = {"median time": TIME.text, MEMORY.name: MEMORY.text}
-    return _sweep_table(results, axis, f"Against {axis}, {place_of(results, axis)}", texts)
+    quantities = {"median time": TIME, MEMORY.heading: MEMORY}
+    return _sweep_table(results, axis, f"Against {axis}, {results.place(axis)}", quantities, Quantity.text)
 
 
 def _sweep_table(
-    results: Results, axis: Axis, title: str, texts: Mapping[str, Callable[[Measurement], str]]
+    results: Results,
+    axis: Axis,
+    title: str,
+    quantities: Mapping[str, Quantity],
+    text: Callable[[Quantity, Measurement], str],
 ) -> Table:
     """A column per quantity, step and size; for an interrupted run, those that it reached."""
     sweeps = {step: points for step in STEPS if (points := results.sweep(axis, step))}
     columns = [
         Columns(f"{name}, {STEP_TITLES[step]}", [f"{point.size(axis):,}" for point in points])
-        for name in texts
+        for name in quantities
         for step, points in sweeps.items()
     ]
     every = [point for points in sweeps.values() for point in points]
     rows = []
     for method in results.methods:
         found = [results.at(method, point) for point in every]
-        cells = [NOT_MEASURED if m is None else text(m) for text in texts.values() for m in found]
+        cells = [NOT_MEASURED if m is None else text(q, m) for q in quantities.values() for m in found]
         rows.append(Row(results.label(method), cells))
-    return Table(title, columns, rows, corner="positions N" if axis == "positions" else "channels C")
+    return Table(title, columns, rows, corner=AXIS_TITLES[axis])
 
 
 # Networks
@@ -279,44 +266,29 @@ def _sweep_table(
 def network_table(results: Results) -> Table:
     """The costs of each variant, in brackets divided by those of the plain network."""
     s, base = results.settings, results.methods[results.reference]
-    images = f"{s['batch']} images"
-    headings = ["network", "parameters", "multiply-adds", "latency, 1 image", "images/s", f"memory, {images}"]
-    headings += [f"training step, {images}"] if s["training"] else []
+    side, batch = s["side"], s["batch"]
+    measured = {
+        "latency, 1 image": (Point("forward", 1, side), TIME),
+        THROUGHPUT.heading: (Point("forward", batch, side), THROUGHPUT),
+        f"memory, {batch} images": (Point("forward", batch, side), MEMORY),
+    }
+    if s["training"]:
+        measured[f"training step, {batch} images"] = (Point("training", batch, side), TIME)
     rows = []
     for method, known in results.methods.items():
-        one = results.at(method, Point("forward", 1, s["side"]))
-        many = results.at(method, Point("forward", s["batch"], s["side"]))
         cells = [
-            _with_ratio(f"{known[name] / scale:.2f} {unit}", known[name] / base[name])
+            f"{known[name] / scale:.2f} {unit} ({known[name] / base[name]:.2f})"
             for name, scale, unit in (("parameters", 1e6, "M"), ("multiply_adds", 1e9, "G"))
         ]
-        cells += [_network_cell(results, one, TIME), _throughput(results, many)]
-        cells.append(_network_cell(results, many, MEMORY))
-        if s["training"]:
-            step = results.at(method, Point("training", s["batch"], s["side"]))
-            cells.append(_network_cell(results, step, TIME))
+        for point, quantity in measured.values():
+            m = results.at(method, point)
+            divided = None if m is None else results.ratio(m, quantity)
+            text = NOT_MEASURED if m is None else quantity.text(m)
+            cells.append(text if divided is None else f"{text} ({divided:.2f})")
         rows.append([known["label"], *cells])
-    size = f"{s['side']}×{s['side']}, {s['dtype']}, median of {plural(s['runs'], 'run')}"
+    size = f"{side}×{side}, {s['dtype']}, median of {plural(s['runs'], 'run')}"
     title = f"{results.label(results.reference)} at {size}; in brackets, divided by the plain network"
-    return Table.flat(title, headings, rows)
-
-
-def _with_ratio(text: str, divided: float | None) -> str:
-    return text if divided is None else f"{text} ({divided:.2f})"
-
-
-def _network_cell(results: Results, measurement: Measurement | None, quantity: _Quantity) -> str:
-    if measurement is None:
-        return NOT_MEASURED
-    return _with_ratio(quantity.text(measurement), quantity.ratio(results, measurement))
-
-
-def _throughput(results: Results, measurement: Measurement | None) -> str:
-    if measurement is None or measurement.median is None:
-        return NOT_MEASURED
-    divided = results.ratio(measurement)
-    text = f"{measurement.point.batch / measurement.median:.1f}"
-    return _with_ratio(text, None if divided is None else 1 / divided)
+    return Table.flat(title, ["network", "parameters", "multiply-adds", *measured], rows)
 
 
 # Environments
