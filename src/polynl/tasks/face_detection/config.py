@@ -12,7 +12,7 @@ from polynl.config import NEUTRAL, Positive
 from polynl.data.config import DrawnConfig, Split
 from polynl.errors import SettingsError
 from polynl.tasks.config import AnnotatedConfig, FlipConfig, FromScenes, TaskConfig
-from polynl.tasks.face_detection.data import FaceImage, FaceImages, count_faces, event_and_name, read_faces
+from polynl.tasks.face_detection.data import FaceImage, FaceImages, counts, event_and_name, read_faces
 from polynl.tasks.face_detection.files import read_ground_truth
 from polynl.tasks.face_detection.metric import Faces, GroundTruth
 from polynl.tasks.face_detection.model import FaceDetectorConfig
@@ -51,8 +51,8 @@ class WiderFaceConfig(AnnotatedConfig):
         """The images and checked annotations of a split."""
         file, folder = self.places(split)
         train, faces = split == "train", read_faces(file, folder)
-        if train and not (counts := count_faces(faces)).usable:
-            raise SettingsError(f"{file} has no face to train on: {counts}.")
+        if train and not any(image.usable.any() for image in faces):
+            raise SettingsError(f"{file} has no face to train on: {counts(faces)}.")
         return FaceImages(
             faces,
             folder,

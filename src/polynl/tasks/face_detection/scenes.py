@@ -10,23 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import Dataset
 from torchvision.ops import box_convert
 
 from polynl.data.config import Split
 from polynl.data.scenes import seed_of
-from polynl.tasks.face_detection.data import (
-    BoxesOfImages,
-    FaceImage,
-    FaceTransform,
-    event_and_name,
-    face_sample,
-)
+from polynl.tasks.face_detection.data import FaceImage, FaceSamples, event_and_name
 from polynl.tasks.face_detection.metric import SUBSETS, Faces, GroundTruth
 
 SMALLEST = 4.0
@@ -115,7 +109,7 @@ class Items:
         return Items(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
 
 
-class FaceScenes(Dataset[tuple[Tensor, dict[str, Any]]]):
+class FaceScenes(FaceSamples):
     """`count` scenes of one split, with samples like those of `FaceImages`; all are drawn at construction.
 
     >>> scenes = FaceScenes(4, size=96, split="val", seed=0, training=True)
@@ -124,45 +118,29 @@ class FaceScenes(Dataset[tuple[Tensor, dict[str, Any]]]):
     ((3, 96, 96), '2--Crowd/000000.png', (36, 4))
     """
 
-    def __init__(
-        self,
-        count: int,
-        *,
-        size: int,
-        split: Split,
-        seed: int,
-        training: bool,
-        transform: FaceTransform | None = None,
-    ) -> None:
+    def __init__(self, count: int, *, size: int, split: Split, seed: int, **options: Any) -> None:
         if count < 1 or size < 32:
             raise ValueError(f"count {count}, size {size}: expected at least 1 scene, and 32 pixels.")
-        drawn = draw_face_scenes(count, size=size, split=split, seed=seed)
-        images, faces = zip(*drawn, strict=True)
+        images, names, boxes = zip(*draw_face_scenes(count, size=size, split=split, seed=seed), strict=True)
+        super().__init__(list(chain(*names)), list(chain(*boxes)), **options)
         self.images = torch.cat(images)
-        drawn_faces = [image for some in faces for image in some]
-        self.names = [image.name for image in drawn_faces]
-        self._boxes = BoxesOfImages([image.boxes for image in drawn_faces])
-        self._training, self._transform = training, transform
+
+    def image(self, number: int) -> Tensor:
+        """A scene."""
+        return self.images[number]
 
     @property
     def faces(self) -> list[FaceImage]:
         """All faces of every scene."""
-        return [_valid(name, self._boxes[number]) for number, name in enumerate(self.names)]
+        boxes = map(self.boxes, range(len(self)))
+        return [
+            FaceImage(name, some, invalid=torch.zeros(len(some), dtype=torch.bool))
+            for name, some in zip(self.names, boxes, strict=True)
+        ]
 
     def ground_truth(self) -> GroundTruth:
         """All faces, and those that count in each subset."""
         return GroundTruth({event_and_name(image.name): _counted(image.boxes) for image in self.faces})
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Any]]:
-        number = range(len(self))[index]
-        name, boxes = self.names[number], box_convert(self._boxes[number], "xywh", "xyxy")
-        target = {"image_id": number, "name": name}
-        return face_sample(
-            self.images[number], boxes, target, training=self._training, transform=self._transform
-        )
 
 
 def _counted(boxes: Tensor) -> Faces:
@@ -173,8 +151,8 @@ def _counted(boxes: Tensor) -> Faces:
 
 def draw_face_scenes(
     count: int, *, size: int, split: Split, seed: int
-) -> Iterator[tuple[Tensor, list[FaceImage]]]:
-    """The scenes of a split, (n, 3, size, size) as uint8, and their faces, a few at a time."""
+) -> Iterator[tuple[Tensor, list[str], list[Tensor]]]:
+    """The scenes of a split, (n, 3, size, size) as uint8, their names and faces (k, 4), a few at a time."""
     for first in range(0, count, CHUNK):
         generator = torch.Generator().manual_seed(seed_of(seed, split, first // CHUNK))
         draw = _Draw(size, generator)
@@ -189,15 +167,8 @@ def draw_face_scenes(
             faces = seen[seen.kinds == _FACE]
             numbers = range(first + start, min(first + start + _PAINTED, count))
             names = [f"{EVENTS[events[number - first]].name}/{number:06}.png" for number in numbers]
-            yield pictures[: len(names)], [_face_image(faces, *named) for named in enumerate(names)]
-
-
-def _face_image(faces: Items, scene: int, name: str) -> FaceImage:
-    return _valid(name, box_convert(faces[faces.scenes == scene].boxes, "xyxy", "xywh"))
-
-
-def _valid(name: str, boxes: Tensor) -> FaceImage:
-    return FaceImage(name, boxes, torch.zeros(len(boxes), dtype=torch.bool))
+            boxes = box_convert(faces.boxes, "xyxy", "xywh")
+            yield pictures[: len(names)], names, [boxes[faces.scenes == n] for n in range(len(names))]
 
 
 # What is in a scene
