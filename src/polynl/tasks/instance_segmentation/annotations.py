@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,36 @@ from pycocotools import mask as coco_mask
 from polynl.data.annotation_files import FURTHEST, are_coordinates, check_there, leaves, shown
 from polynl.errors import SettingsError, near_matches
 from polynl.files import read_json
-from polynl.tasks.instance_segmentation.masks import encoded, wrong_segmentation
+from polynl.tasks.instance_segmentation.masks import (
+    Checks,
+    Entry,
+    encoded,
+    wrong_field,
+    wrong_segmentation,
+)
 
-Entry = dict[str, Any]
 _LISTS = ("images", "annotations", "categories")
+_SIDE = (lambda side: _is_int(side) and side > 0), "a whole number above 0"
+_IMAGE: Checks = {
+    "file_name": (
+        lambda name: isinstance(name, str) and name != "" and not leaves(name),
+        "a path that is relative to the folder and stays in it",
+    ),
+    "width": _SIDE,
+    "height": _SIDE,
+}
+_ANNOTATION: Checks = {
+    "bbox": (
+        lambda box: isinstance(box, list) and len(box) == 4 and are_coordinates(box),
+        f"left, top, width, height, finite and below {FURTHEST:,.0f}",
+    ),
+    "iscrowd": (lambda crowd: crowd in (0, 1), "0 or 1"),
+    "area": (
+        lambda area: type(area) in (int, float) and 0 <= area < math.inf,
+        "a finite number from 0 on",
+    ),
+    "segmentation": (lambda _: True, "a list of polygons, or an object with size and counts"),
+}
 
 
 @dataclass(frozen=True)
@@ -34,24 +59,25 @@ class Annotations:
 def read_annotations(path: Path, folder: Path) -> Annotations:
     """The annotations of the images in `folder`; a SettingsError names the first wrong entry."""
     content = _loaded(path)
-    categories = _by_id(path, "categories", content["categories"], _wrong_category)
-    images = _by_id(path, "images", content["images"], _wrong_image)
-    wrong = partial(_wrong_annotation, images=images, categories=categories)
-    annotations = _by_id(path, "annotations", content["annotations"], wrong)
+    checks: Checks = {"name": (lambda name: isinstance(name, str), "a text")}
+    categories = _by_id(path, "categories", content["categories"], checks)
+    images = _by_id(path, "images", content["images"], _IMAGE)
+    checks = {
+        "image_id": (lambda number: _is_int(number) and number in images, "the id of an image"),
+        "category_id": (lambda number: _is_int(number) and number in categories, "the id of a category"),
+        **_ANNOTATION,
+    }
+    annotations = _by_id(path, "annotations", content["annotations"], checks, images)
     check_there((image["file_name"] for image in content["images"]), folder, annotations=path)
     for entry in annotations.values():
         entry.setdefault("iscrowd", 0)
         if "area" not in entry:
-            entry["area"] = float(coco_mask.area(mask_of(entry, images[entry["image_id"]])))
+            mask = encoded(entry["segmentation"], images[entry["image_id"]])
+            entry["area"] = float(coco_mask.area(mask))
     if 0 in annotations:
         # COCOeval stores the id of the object that a detection matches, and 0 if there is none.
         annotations[0]["id"] = max(annotations) + 1
     return Annotations(path, content, {number: categories[number]["name"] for number in sorted(categories)})
-
-
-def mask_of(entry: Entry, image: Entry) -> dict[str, Any]:
-    """The mask of an annotation, as pycocotools' RLE."""
-    return encoded(entry["segmentation"], image["height"], image["width"])
 
 
 def only(annotations: Annotations, names: Sequence[str]) -> Annotations:
@@ -85,63 +111,23 @@ def _loaded(path: Path) -> dict[str, list[Entry]]:
 
 
 def _by_id(
-    path: Path, name: str, entries: list[Any], wrong: Callable[[Entry], str | None]
+    path: Path, name: str, entries: list[Any], checks: Checks, images: dict[int, Entry] | None = None
 ) -> dict[int, Entry]:
-    """The entries of a list by id, all of them checked."""
+    """The entries of a list by id, all of them checked; with `images`, they are annotations of these."""
+    checks = {"id": (_is_int, "a whole number"), **checks}
     known: dict[int, Entry] = {}
     for place, entry in enumerate(entries):
-        mistake = _wrong_id(name, entry, known) or wrong(entry)
-        if mistake:
+        mistake = wrong_field(entry, checks, optional=("area", "iscrowd"))
+        if mistake is None and entry["id"] in known:
+            mistake = f"{name}[{list(known).index(entry['id'])}] has the same id"
+        if mistake is None and images is not None:
+            mistake = wrong_segmentation(entry["segmentation"], images[entry["image_id"]])
+        if mistake is not None:
             number = f" (id {shown(entry['id'])})" if isinstance(entry, dict) and "id" in entry else ""
             raise SettingsError(f"{path}: {name}[{place}]{number}: {mistake}.")
         known[entry["id"]] = entry
     return known
 
 
-def _wrong_id(name: str, entry: Any, known: dict[int, Entry]) -> str | None:
-    if not isinstance(entry, dict):
-        return f"it is {shown(entry)}: expected an object"
-    if type(entry.get("id")) is not int:
-        return _unexpected(entry, "id", "a whole number")
-    if entry["id"] in known:
-        return f"{name}[{list(known).index(entry['id'])}] has the same id"
-    return None
-
-
-def _wrong_category(entry: Entry) -> str | None:
-    return None if isinstance(entry.get("name"), str) else _unexpected(entry, "name", "a text")
-
-
-def _wrong_image(entry: Entry) -> str | None:
-    name = entry.get("file_name")
-    if not isinstance(name, str) or not name:
-        return _unexpected(entry, "file_name", "a text")
-    if leaves(name):
-        return _unexpected(entry, "file_name", "a path that is relative to the folder and stays in it")
-    for side in ("width", "height"):
-        if type(entry.get(side)) is not int or entry[side] <= 0:
-            return _unexpected(entry, side, "a whole number above 0")
-    return None
-
-
-def _wrong_annotation(entry: Entry, *, images: dict[int, Entry], categories: dict[int, Entry]) -> str | None:
-    for key, kind, known in (("image_id", "images", images), ("category_id", "categories", categories)):
-        if type(entry.get(key)) is not int or entry[key] not in known:
-            return _unexpected(entry, key, f"an id that one of the {kind} has")
-    box = entry.get("bbox")
-    if not isinstance(box, list) or len(box) != 4 or not are_coordinates(box):
-        return _unexpected(entry, "bbox", f"left, top, width, height, finite and below {FURTHEST:,.0f}")
-    if entry.get("iscrowd", 0) not in (0, 1):
-        return _unexpected(entry, "iscrowd", "0 or 1")
-    area = entry.get("area", 0)
-    if type(area) not in (int, float) or not 0 <= area < math.inf:
-        return _unexpected(entry, "area", "a finite number from 0 on")
-    if "segmentation" not in entry:
-        return _unexpected(entry, "segmentation", "a list of polygons, or an object with size and counts")
-    image = images[entry["image_id"]]
-    return wrong_segmentation(entry["segmentation"], image["height"], image["width"])
-
-
-def _unexpected(entry: Entry, key: str, expected: str) -> str:
-    found = f"its {key} is {shown(entry[key])}" if key in entry else f"it has no {key}"
-    return f"{found}: expected {expected}"
+def _is_int(value: Any) -> bool:
+    return type(value) is int

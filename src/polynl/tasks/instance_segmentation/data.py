@@ -23,7 +23,8 @@ from polynl.data.images import Unreadable, UnreadableImageError, read_for_detect
 from polynl.data.scenes import CATEGORIES, Scenes
 from polynl.data.scenes_export import coco_content
 from polynl.errors import SettingsError
-from polynl.tasks.instance_segmentation.annotations import Annotations, Entry, mask_of
+from polynl.tasks.instance_segmentation.annotations import Annotations
+from polynl.tasks.instance_segmentation.masks import Entry, encoded
 
 _LARGEST_LABEL = 1000
 # In pixels: a thinner box may have no extent once it is flipped or resized, in float32.
@@ -224,7 +225,7 @@ def labels_by_id(categories: Mapping[int, str]) -> dict[int, int]:
 def _masks(objects: list[Entry], image: Entry) -> Tensor:
     if not objects:
         return torch.zeros(0, image["height"], image["width"], dtype=torch.uint8)
-    masks = [mask_of(entry, image) for entry in objects]
+    masks = [encoded(entry["segmentation"], image) for entry in objects]
     return torch.from_numpy(coco_mask.decode(masks)).permute(2, 0, 1).contiguous()
 
 
