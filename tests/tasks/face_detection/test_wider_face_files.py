@@ -280,10 +280,13 @@ def other_image(folder: Path) -> None:
 WRONG_FOLDERS: list[tuple[Callable[[Path], Any], str]] = [
     (lambda f: band(f).unlink(), r"band_1_465\.txt is missing \(1 of 3 files are\): every image needs one"),
     (remove_folder, r"59--people--driving--car/59_peopledrivingcar_9\.txt is missing \(1 of 3 files are\)"),
-    (lambda f: (f / "0--Parades").mkdir(), r"/0--Parades is not an event.* Did you mean 0--Parade\?"),
+    (
+        lambda f: (f / "0--Parade").rename(f / "0--Parades"),
+        r"/0--Parades/0_P.* does not belong to an image .* Did you mean 0--Parade/0_Parade_",
+    ),
     (
         other_image,
-        r"band_1_466\.txt does not belong to an image of the ground truth\. Did you mean 0_Parade_band_1_465",
+        r"band_1_466\.txt does not belong to an image of the .* Did you mean 0--Parade/0_Parade_band",
     ),
     (
         lambda f: f.rename(f.with_name("elsewhere")),

@@ -152,15 +152,10 @@ def _files(folder: Path, truth: GroundTruth) -> dict[Image, Path]:
         raise SettingsError(
             f"{folder} is not a folder: expected one with a folder of text files for each event."
         )
-    there = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    for entry in there:
-        if entry.name not in truth.events:
-            hint = near_matches(entry.name, truth.events)
-            raise SettingsError(f"{entry} is not an event of the ground truth.{hint}")
-    files = {(entry.name, file.stem): file for entry in there for file in sorted(entry.glob("[!.]*.txt"))}
+    files = {(file.parent.name, file.stem): file for file in sorted(folder.glob("[!.]*/[!.]*.txt"))}
     for image, file in files.items():
         if image not in truth:
-            hint = near_matches(image[1], [name for event, name in truth if event == image[0]])
+            hint = near_matches("/".join(image), map("/".join, truth))
             raise SettingsError(f"{file} does not belong to an image of the ground truth.{hint}")
     return files
 

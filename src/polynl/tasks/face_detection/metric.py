@@ -211,12 +211,8 @@ def _overlaps(detections: Array, faces: Array) -> Array:
 
 def _counts(truth: GroundTruth, subset: str) -> Array:
     """Whether each face, numbered over all images, counts."""
-    parts = [np.zeros(0, dtype=bool)]
-    for faces in truth.values():
-        part = np.zeros(len(faces.boxes), dtype=bool)
-        part[faces.counted[subset]] = True
-        parts.append(part)
-    return np.concatenate(parts)
+    parts = [np.isin(np.arange(len(faces.boxes)), faces.counted[subset]) for faces in truth.values()]
+    return np.concatenate([np.zeros(0, dtype=bool), *parts])
 
 
 def _curve(best: Array, scores: Array) -> tuple[Array, Array]:

@@ -1,9 +1,9 @@
-"""Annotations in COCO's format, fully checked before use."""
+"""Annotations in COCO's format, fully checked before use: fields, ids, masks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,14 @@ from pycocotools import mask as coco_mask
 from polynl.data.annotation_files import FURTHEST, are_coordinates, check_there, leaves, shown
 from polynl.errors import SettingsError, near_matches
 from polynl.files import read_json
-from polynl.tasks.instance_segmentation.masks import (
-    Checks,
-    Entry,
-    encoded,
-    wrong_field,
-    wrong_segmentation,
-)
+
+Entry = dict[str, Any]
+Check = tuple[Callable[[Any], bool], str]
+"""Whether the value of a key is right, and what is expected."""
+Checks = Mapping[str, Check]
 
 _LISTS = ("images", "annotations", "categories")
+_LIST = (lambda value: isinstance(value, list)), "a list"
 _SIDE = (lambda side: _is_int(side) and side > 0), "a whole number above 0"
 _IMAGE: Checks = {
     "file_name": (
@@ -54,17 +53,22 @@ class Annotations:
     """Its images, annotations and categories; every annotation has `area` and `iscrowd`."""
     categories: dict[int, str]
     """Names by id, in order of ids."""
+    left_out: frozenset[int] = frozenset()
+    """Categories of the file that are neither learned nor scored."""
 
 
 def read_annotations(path: Path, folder: Path) -> Annotations:
     """The annotations of the images in `folder`; a SettingsError names the first wrong entry."""
-    content = _loaded(path)
+    content = read_json(path)
+    if wrong := wrong_field(content, dict.fromkeys(_LISTS, _LIST)):
+        raise SettingsError(f"{path}: {wrong}.")
+    content = {name: content[name] for name in _LISTS}
     checks: Checks = {"name": (lambda name: isinstance(name, str), "a text")}
     categories = _by_id(path, "categories", content["categories"], checks)
     images = _by_id(path, "images", content["images"], _IMAGE)
     checks = {
-        "image_id": (lambda number: _is_int(number) and number in images, "the id of an image"),
-        "category_id": (lambda number: _is_int(number) and number in categories, "the id of a category"),
+        "image_id": one_of(images, "images' ids"),
+        "category_id": one_of(categories, "categories' ids"),
         **_ANNOTATION,
     }
     annotations = _by_id(path, "annotations", content["annotations"], checks, images)
@@ -93,21 +97,10 @@ def only(annotations: Annotations, names: Sequence[str]) -> Annotations:
         "annotations": [one for one in annotations.content["annotations"] if one["category_id"] in kept],
         "categories": [one for one in annotations.content["categories"] if one["id"] in kept],
     }
-    return Annotations(annotations.path, content, kept)
+    return Annotations(annotations.path, content, kept, frozenset(known.keys() - kept.keys()))
 
 
 # What can be wrong with a file
-
-
-def _loaded(path: Path) -> dict[str, list[Entry]]:
-    content = read_json(path)
-    if not isinstance(content, dict):
-        raise SettingsError(f"{path} contains {shown(content)}: expected an object with {_LISTS}.")
-    for name in _LISTS:
-        if not isinstance(content.get(name), list):
-            found = f"{name!r} as {shown(content[name])}" if name in content else f"no {name!r}"
-            raise SettingsError(f"{path} has {found}: expected lists of {', '.join(_LISTS)}.")
-    return {name: content[name] for name in _LISTS}
 
 
 def _by_id(
@@ -131,3 +124,78 @@ def _by_id(
 
 def _is_int(value: Any) -> bool:
     return type(value) is int
+
+
+def one_of(known: Container[int], kind: str, types: Collection[type] = (int,)) -> Check:
+    """The check of an id of one of the `kind` of things."""
+    return lambda number: type(number) in types and number in known, f"one of the {kind}"
+
+
+def wrong_field(entry: Any, checks: Checks, *, optional: Collection[str] = ()) -> str | None:
+    """The first field of an entry that is missing or wrong, or None."""
+    if not isinstance(entry, dict):
+        return f"it is {shown(entry)}: expected an object with {', '.join(checks)}"
+    for key, (is_right, expected) in checks.items():
+        if key not in entry and key not in optional:
+            return f"it has no {key}: expected {expected}"
+        if key in entry and not is_right(entry[key]):
+            return f"its {key} is {shown(entry[key])}: expected {expected}"
+    return None
+
+
+def wrong_segmentation(segmentation: Any, image: Entry) -> str | None:
+    """What is wrong with a mask in an image, or None."""
+    if isinstance(segmentation, dict):
+        return _wrong_runs(segmentation, image["height"], image["width"])
+    if not isinstance(segmentation, list) or not segmentation:
+        expected = "expected a list of polygons, or an object with size and counts"
+        return f"its segmentation is {shown(segmentation)}: {expected}"
+    for place, polygon in enumerate(segmentation):
+        # pycocotools takes four numbers for a box.
+        if not isinstance(polygon, list) or len(polygon) < 6 or len(polygon) % 2:
+            size = f" (of length {len(polygon)})" if isinstance(polygon, list) else ""
+            found = f"segmentation[{place}] is {shown(polygon)}{size}"
+        elif not are_coordinates(polygon):
+            number = next(place for place, value in enumerate(polygon) if not are_coordinates([value]))
+            found = f"segmentation[{place}][{number}] is {shown(polygon[number])}"
+        else:
+            continue
+        return f"{found}: expected 6 coordinates, 8, 10, …, finite and below {FURTHEST:,.0f}"
+    return None
+
+
+def encoded(segmentation: Any, image: Entry) -> dict[str, Any]:
+    """Correct polygons or run lengths as pycocotools' compressed RLE."""
+    if isinstance(segmentation, dict) and not isinstance(segmentation["counts"], list):
+        return segmentation
+    found = coco_mask.frPyObjects(segmentation, image["height"], image["width"])
+    return coco_mask.merge(found) if isinstance(segmentation, list) else found
+
+
+def _wrong_runs(rle: dict[str, Any], height: int, width: int) -> str | None:
+    size, counts = rle.get("size"), rle.get("counts")
+    if size != [height, width] or set(map(type, size)) != {int}:
+        return f"the size in its segmentation is {shown(size)}: expected its image's, [{height}, {width}]"
+    found = f"the counts in its segmentation are {shown(counts)}"
+    runs = _run_lengths(counts, height, width)
+    if runs is None:
+        return f"{found}: expected run lengths, as list or text"
+    # COCOeval never ends on a sum that is too small.
+    if sum(runs) != height * width or min(runs) < 0:
+        expected = f"numbers from 0 on that sum to {height} * {width} = {height * width}"
+        return f"{found}, which sum to {sum(runs)}: expected {expected}"
+    return None
+
+
+def _run_lengths(counts: Any, height: int, width: int) -> list[int] | None:
+    """The run lengths in counts, a list or COCO's text; None if they are neither."""
+    if isinstance(counts, list):
+        return counts if set(map(type, counts)) <= {int} else None
+    if not isinstance(counts, str) or not counts:
+        return None
+    from faster_coco_eval.mask_api_new_cpp import toUncompressedRLE  # a tenth of pycocotools' time
+
+    try:
+        return toUncompressedRLE([{"size": [height, width], "counts": counts}])[0]["counts"]
+    except (ValueError, RuntimeError):
+        return None

@@ -16,9 +16,10 @@ from polynl.data.annotation_files import shown
 from polynl.errors import SettingsError
 from polynl.files import read_json, write_atomically
 from polynl.tasks.detections import rle_as_text
-from polynl.tasks.instance_segmentation.masks import (
+from polynl.tasks.instance_segmentation.annotations import (
     Checks,
     encoded,
+    one_of,
     wrong_field,
     wrong_segmentation,
 )
@@ -105,8 +106,8 @@ def read_detections(
     images = {image["id"]: image for image in ground_truth["images"]}
     categories = {category["id"] for category in ground_truth["categories"]} | set(left_out)
     checks: Checks = {
-        "image_id": (lambda number: _is_finite(number) and number in images, "an image's id"),
-        "category_id": (lambda number: _is_finite(number) and number in categories, "a category's id"),
+        "image_id": one_of(images, "ground truth's images", (int, float)),
+        "category_id": one_of(categories, "ground truth's categories", (int, float)),
         "score": (_is_finite, "a finite number"),
         "bbox": (_is_box, "finite x, y, width, height, the last two not negative"),
     }
@@ -157,12 +158,8 @@ def _images(
     """The images to score, by their ids."""
     images = {image["id"]: image for image in ground_truth["images"]}
     chosen = list(images) if image_ids is None else list(image_ids)
-    for word, ids in (
-        ("image_ids have", chosen),
-        ("detections have image_id", [detection["image_id"] for detection in detections]),
-    ):
-        if unknown := set(ids) - set(images):
-            raise SettingsError(f"{word} {min(unknown)}, which is not an image of the ground truth.")
+    if unknown := {*chosen, *(detection["image_id"] for detection in detections)} - images.keys():
+        raise SettingsError(f"image_id {min(unknown)} is not an image of the ground truth.")
     return {number: images[number] for number in chosen}
 
 
