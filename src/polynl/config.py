@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from polynl.errors import SettingsError, near_matches
 
@@ -82,11 +81,14 @@ def explained(key: str, problem: Mapping[str, Any]) -> str:
     return f"{key}: {problem['msg'].replace('Input should be', 'expected')}{got}"
 
 
-def fractions(values: tuple[float, float]) -> tuple[float, float]:
-    """Check a range [from, to] of fractions."""
+def _in_order(values: tuple[float, float]) -> tuple[float, float]:
     if not 0 < values[0] <= values[1] <= 1:
         raise ValueError(f"expected [from, to] with 0 < from <= to <= 1; got {list(values)}")
     return values
+
+
+# A range [from, to].
+Fractions = Annotated[tuple[float, float], AfterValidator(_in_order)]
 
 
 @contextmanager
@@ -98,15 +100,6 @@ def errors_at(key: str) -> Iterator[None]:
         raise
     except (ValueError, TypeError) as error:
         raise SettingsError(f"{key}: {error}") from error
-
-
-def check_file(key: str, path: Path | None) -> None:
-    """Raise a SettingsError if a file that a recipe names does not exist."""
-    if path is not None and not path.is_file():
-        option = f"--{key.replace('_', '-')}"
-        raise SettingsError(
-            f"{key}: there is no file {path}.", hint=f" Give yours: {option} FILE, or null for none"
-        )
 
 
 def check_arguments(
@@ -137,9 +130,6 @@ def check_arguments(
             raise ValueError(f"{option} of {name}: expected a number, got {value!r}")
         if option.endswith("head") and not callable(value):
             raise ValueError(f"{option} of {name}: expected a module, got {value!r}")
-        if option in ("image_mean", "image_std") and not _are_colours(value):
+        parts = [isinstance(part, int | float) for part in value] if isinstance(value, list | tuple) else []
+        if option in ("image_mean", "image_std") and parts != [True] * 3:
             raise ValueError(f"{option} of {name}: expected three numbers, got {value!r}")
-
-
-def _are_colours(value: Any) -> bool:
-    return isinstance(value, list | tuple) and [isinstance(part, int | float) for part in value] == [True] * 3

@@ -1,4 +1,4 @@
-"""What annotation files say, checked: names of images, coordinates."""
+"""What annotation files say, checked: lines, names of images, coordinates."""
 
 from __future__ import annotations
 
@@ -24,6 +24,26 @@ _short.maxlevel = 2
 def shown(value: Any) -> str:
     """`repr(value)`, shortened if it is long."""
     return _short.repr(value)
+
+
+def read_lines(path: Path, *, remedy: str = "") -> list[str]:
+    """The lines of a UTF-8 file, without blank ones at its end; a SettingsError says why it is not read."""
+    try:
+        return path.read_text(encoding="utf-8-sig").rstrip().split("\n")
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror or error}.{remedy}") from None
+    except UnicodeDecodeError as error:
+        # The wrong byte does not end a line, so it is in the last line up to it.
+        read = error.object[: error.start + 1]
+        raise SettingsError(
+            f"{path}, line {len(read.splitlines())}: byte {read[-1]:#04x} is not UTF-8; save the file as "
+            "UTF-8 text."
+        ) from None
+
+
+def is_count(text: str) -> bool:
+    """Whether a text is a whole number, from 0 on and not absurdly large."""
+    return text.isascii() and text.isdigit() and len(text) < 10
 
 
 def are_coordinates(values: list[Any]) -> bool:

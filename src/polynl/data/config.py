@@ -54,8 +54,5 @@ class SceneFiles(SceneOptions):
         try:
             super().__init__(**options)
         except ValidationError as error:
-            raise SettingsError(mistakes(error, type(self).model_fields, _option)) from None
-
-
-def _option(key: str) -> str:
-    return f"--{key.replace('_', '-')}"
+            message = mistakes(error, type(self).model_fields, lambda key: f"--{key.replace('_', '-')}")
+            raise SettingsError(message) from None

@@ -210,8 +210,6 @@ class Scenes(Dataset[tuple[Tensor, int]]):
     ['ring', 'disc', 'cue']
     """
 
-    classes = CLASSES
-
     def __init__(self, count: int, *, size: int, difficulty: str, split: Split, seed: int) -> None:
         self.size = size
         drawn = draw_scenes(count, size=size, difficulty=difficulty, split=split, seed=seed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shlex
@@ -67,7 +66,21 @@ def coco_content(scenes: Iterable[tuple[int, Instances]], *, size: int) -> dict[
         sides = {"width": size, "height": size}
         name = _file_name(number, label)
         images.append({"id": number, "file_name": name, **sides, "label": CLASSES[label]})
-        annotations += _annotations(items, image=number, first=len(annotations) + 1)
+        boxes = box_convert(items.boxes, "xyxy", "xywh").int().tolist()
+        annotations += [
+            {
+                "id": place,
+                "image_id": number,
+                "category_id": category + 1,
+                "bbox": box,
+                "area": int(mask.sum()),
+                "iscrowd": 0,
+                "segmentation": {"size": list(mask.shape), "counts": run_lengths(mask)},
+            }
+            for place, (mask, box, category) in enumerate(
+                zip(items.masks, boxes, items.categories.tolist(), strict=True), len(annotations) + 1
+            )
+        ]
     categories = [{"id": number, "name": name} for number, name in enumerate(CATEGORIES, 1)]
     return {"categories": categories, "images": images, "annotations": annotations}
 
@@ -88,11 +101,15 @@ def run_lengths(mask: Tensor) -> list[int]:
 
 def _check_free(out: Path, *, overwrite: bool) -> None:
     """Raise a SettingsError if something in the folder would be lost."""
+    annotations = out / ANNOTATIONS / "instances_train.json"
     try:
         names = {entry.name for entry in out.iterdir()}
         if names <= {UNFINISHED}:
             return
-        ours = UNFINISHED in names or _is_ours(out / ANNOTATIONS / "instances_train.json")
+        ours = UNFINISHED in names
+        if not ours and annotations.is_file():
+            with annotations.open("rb") as file:
+                ours = file.read(len(_OURS)) == _OURS.encode()
     except FileNotFoundError:
         return
     except OSError as error:
@@ -105,14 +122,6 @@ def _check_free(out: Path, *, overwrite: bool) -> None:
         raise SettingsError(
             f"{out} already contains scenes: replace them with --overwrite, or choose another --out."
         )
-
-
-def _is_ours(annotations: Path) -> bool:
-    try:
-        with open(annotations, "rb") as file:
-            return file.read(len(_OURS)) == _OURS.encode()
-    except FileNotFoundError:
-        return False
 
 
 def _remove(folder: Path) -> None:
@@ -141,15 +150,15 @@ def _write(scenes: SceneFiles, folder: Path, console: Console) -> list[str]:
 def _write_split(scenes: SceneFiles, split: Split, folder: Path, advance: Callable[[], None]) -> None:
     for name in CLASSES:
         (folder / split / name).mkdir(parents=True)
-    drawn = draw_scenes(**scenes.drawn_from(split))
 
     def written() -> Iterator[tuple[int, Instances]]:
-        numbers = itertools.count()
-        for batch, pictures in drawn:
+        number = 0
+        for batch, pictures in draw_scenes(**scenes.drawn_from(split)):
             for place, (picture, label) in enumerate(zip(pictures, batch.labels.tolist(), strict=True)):
-                to_pil_image(picture).save(folder / split / _file_name(next(numbers), label))
+                to_pil_image(picture).save(folder / split / _file_name(number, label))
                 yield label, batch.instances(place, scenes.size)
                 advance()
+                number += 1
 
     info = {"description": DESCRIPTION, "split": split, **{key: getattr(scenes, key) for key in _OPTIONS}}
     content = {"info": info, **coco_content(written(), size=scenes.size)}
@@ -158,22 +167,6 @@ def _write_split(scenes: SceneFiles, split: Split, folder: Path, advance: Callab
 
 def _file_name(number: int, label: int) -> str:
     return f"{CLASSES[label]}/{number:06}.png"
-
-
-def _annotations(items: Instances, *, image: int, first: int) -> Iterator[dict[str, Any]]:
-    boxes = box_convert(items.boxes, "xyxy", "xywh").int().tolist()
-    for number, (mask, box, category) in enumerate(
-        zip(items.masks, boxes, items.categories.tolist(), strict=True), first
-    ):
-        yield {
-            "id": number,
-            "image_id": image,
-            "category_id": category + 1,
-            "bbox": box,
-            "area": int(mask.sum()),
-            "iscrowd": 0,
-            "segmentation": {"size": list(mask.shape), "counts": run_lengths(mask)},
-        }
 
 
 def _tell(scenes: SceneFiles, out: Path, missing: list[str], console: Console) -> None:

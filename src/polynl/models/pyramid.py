@@ -54,10 +54,6 @@ class DetectorConfig(ResNetConfig):
         check_arguments(options, cls.detector, cls.detector.__name__, own=own)
         return options
 
-    def further_arguments(self) -> dict[str, Any]:
-        """Sizes and options, as torchvision's detectors take them."""
-        return {"min_size": self.min_size, "max_size": self.max_size, **self.detector_options}
-
     def backbone(self, levels: Sequence[int] | None = None) -> BackboneWithFPN:
         """A pyramid of maps: one for every resolution of the ResNet, and one below.
 
@@ -66,13 +62,14 @@ class DetectorConfig(ResNetConfig):
         """
         body = self.network(num_classes=1)
         stages = [name for name, _ in body.named_children() if name.startswith("layer")]
-        _freeze(body, stages, self._trained())
+        self._freeze(body, stages)
         if self.norm == "frozen":
             freeze_norms(body, eps=self.norm_eps)
         elif self.norm_eps is not None:
             raise ValueError(f"norm_eps={self.norm_eps!r} is for frozen norms, and these are {self.norm!r}")
         else:
-            _freeze_norms_of_frozen(body)
+            # Norms of stages that are not trained do not collect batch statistics either.
+            freeze_norms(body, only_untrained=True)
         seen = _last_of_each_level(body, stages)
         further: ExtraFPNBlock | None = None
         if levels is not None:
@@ -88,10 +85,16 @@ class DetectorConfig(ResNetConfig):
             extra_blocks=further,
         )
 
-    def _trained(self) -> int | None:
-        if self.trainable_stages is None and not (self.weights is self.backbone_weights is None):
-            return 3
-        return self.trainable_stages
+    def _freeze(self, body: nn.Module, stages: list[str]) -> None:
+        parts, trainable = ["stem", *stages], self.trainable_stages
+        if trainable is None:
+            trainable = len(parts) if self.weights is self.backbone_weights is None else 3
+        if trainable > len(parts):
+            raise ValueError(f"trainable_stages={trainable!r}: expected a number from 0 to {len(parts)}")
+        learning = parts[len(parts) - trainable :]
+        for name, parameter in body.named_parameters():
+            part = name.partition(".")[0]
+            parameter.requires_grad_((part if part in stages else "stem") in learning)
 
     def complete(self, model: Detector) -> Detector:
         """Insert the block, synchronise norms, load the weights of the ResNet, then those of the detector."""
@@ -145,40 +148,14 @@ def _check_levels(levels: Sequence[int], there: list[int], arch: str) -> None:
         )
 
 
-def _freeze(body: nn.Module, stages: list[str], trainable: int | None) -> None:
-    parts = ["stem", *stages]
-    if trainable is None:
-        trainable = len(parts)
-    if not 0 <= trainable <= len(parts):
-        raise ValueError(f"trainable_stages={trainable!r}: expected a number from 0 to {len(parts)}")
-    learning = set(parts[len(parts) - trainable :])
-    for name, parameter in body.named_parameters():
-        part = name.partition(".")[0]
-        parameter.requires_grad_((part if part in stages else "stem") in learning)
-
-
-def _freeze_norms_of_frozen(body: nn.Module) -> None:
-    """Norms of stages that are not trained do not collect batch statistics either."""
-    for name, child in list(body.named_children()):
-        parameters = list(child.parameters())
-        if parameters and not any(parameter.requires_grad for parameter in parameters):
-            holder = nn.ModuleDict({name: child})
-            freeze_norms(holder)
-            setattr(body, name, holder[name])
-
-
 def _last_of_each_level(body: nn.Module, stages: list[str]) -> dict[int, str]:
     """The last stage of every stride 2^level, by the level."""
-    stem = [module for name, module in body.named_children() if name in ("conv1", "maxpool")]
-    level, found = len(stem), {}
+    level, found = sum(name in ("conv1", "maxpool") for name, _ in body.named_children()), {}
     for stage in stages:
-        level += _stride(body.get_submodule(stage)) > 1
+        convs = [module for module in body.get_submodule(stage).modules() if isinstance(module, nn.Conv2d)]
+        level += max(conv.stride[0] for conv in convs) > 1
         found[level] = stage
     return found
-
-
-def _stride(stage: nn.Module) -> int:
-    return max(conv.stride[0] for conv in stage.modules() if isinstance(conv, nn.Conv2d))
 
 
 def _width(stage: nn.Module) -> int:

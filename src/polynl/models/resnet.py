@@ -16,10 +16,10 @@ from torchvision.ops import FrozenBatchNorm2d
 
 from polynl.blocks.base import positive
 from polynl.blocks.registry import BLOCKS, NO_BLOCK, check_options
-from polynl.config import Config, check_arguments, check_file, configured, errors_at
+from polynl.config import Config, check_arguments, configured, errors_at
 from polynl.errors import SettingsError, near_matches
 from polynl.insertion import insert, inserted
-from polynl.models.weights import check_left_out, fitting_weights, load_weights
+from polynl.models.weights import load_weights
 
 TORCHVISION_ARCHS = ("resnet*", "resnext*", "wide_resnet*")
 # Arguments of a ResNet that are keys of their own, or that a config cannot express.
@@ -54,11 +54,6 @@ class ResNetConfig(Config):
     stride_in_1x1: bool = False
     """Downsample in the first 1×1 convolution of a bottleneck, as in the original ResNet, not in the 3×3."""
 
-    @field_validator("block", mode="before")
-    @classmethod
-    def _none(cls, name: Any) -> Any:
-        return None if name == NO_BLOCK else name
-
     @field_validator("arch")
     @classmethod
     def _known_arch(cls, arch: str) -> str:
@@ -78,7 +73,9 @@ class ResNetConfig(Config):
     @field_validator("block")
     @classmethod
     def _known_block(cls, block: str | None) -> str | None:
-        if block is not None and block not in BLOCKS:
+        if block is None or block == NO_BLOCK:
+            return None
+        if block not in BLOCKS:
             hint = near_matches(block, BLOCKS)
             choices = ", ".join((NO_BLOCK, *BLOCKS))
             raise ValueError(f"no block is called {block!r}.{hint} The blocks are {choices}.")
@@ -99,8 +96,11 @@ class ResNetConfig(Config):
     def check_files(self) -> None:
         """Raise a SettingsError if a file of weights does not exist."""
         for key in type(self).model_fields:
-            if key.endswith("weights"):
-                check_file(f"model.{key}", getattr(self, key))
+            path = getattr(self, key)
+            if key.endswith("weights") and path is not None and not path.is_file():
+                option = f"--model.{key.replace('_', '-')}"
+                hint = f" Give yours: {option} FILE, or null for none"
+                raise SettingsError(f"model.{key}: there is no file {path}.", hint=hint)
 
     def network(self, num_classes: int, **arguments: Any) -> ResNet | SmallResNet:
         """The ResNet alone, without block and weights."""
@@ -119,7 +119,10 @@ class ResNetConfig(Config):
     def load_into(self, model: nn.Module) -> None:
         """Load the weights, if there are any."""
         if self.weights is not None:
-            check_left_out(model, self.weights_without)
+            for name in self.weights_without:
+                if not any(key.startswith(f"{name}.") for key in model.state_dict()):
+                    network = type(model).__name__
+                    raise ValueError(f"weights_without: the {network} has no weights below {name!r}")
             load_weights(model, self.weights, self.weights_without)
 
 
@@ -142,9 +145,8 @@ class ClassifierConfig(ResNetConfig):
         self.check_files()
         with torch.device("meta"), errors_at("model"):
             model = self._without_weights(num_classes)
-        if self.weights is not None:
-            with errors_at("model.weights"):
-                fitting_weights(model, self.weights, self.weights_without)
+        with errors_at("model.weights"):
+            self.load_into(model)
         self._with_norms(model)
 
     def _without_weights(self, num_classes: int) -> nn.Module:
@@ -256,11 +258,14 @@ def move_strides(model: nn.Module, arch: str) -> None:
         first.conv1.stride, first.conv2.stride = first.conv2.stride, first.conv1.stride
 
 
-def freeze_norms(model: nn.Module, *, eps: float | None = None) -> None:
-    """Replace every BatchNorm2d by a frozen one with the same values (default `eps`: its own)."""
+def freeze_norms(model: nn.Module, *, eps: float | None = None, only_untrained: bool = False) -> None:
+    """Replace every BatchNorm2d by a frozen one with the same values (default `eps`: its own).
+
+    With `only_untrained`, norms whose weights are trained stay.
+    """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, nn.BatchNorm2d):
+            if isinstance(child, nn.BatchNorm2d) and not (only_untrained and child.weight.requires_grad):
                 frozen = FrozenBatchNorm2d(child.num_features, eps=child.eps if eps is None else eps)
                 frozen.to(child.weight)
                 frozen.load_state_dict({key: child.state_dict()[key] for key in frozen.state_dict()})
@@ -285,35 +290,26 @@ def insert_at(
     `polynl.insert`.
     """
     for name in _targets(model, placement, body):
-        channels = _input_channels(model, name)
-        shown = example if channels is None else None
-        insert(model, block, before=name, channels=channels, example=shown, **options)
+        module = model.get_submodule(name)
+        if isinstance(module, BasicBlock | Bottleneck):
+            insert(model, block, before=name, channels=module.conv1.in_channels, **options)
+        else:
+            insert(model, block, before=name, example=example, **options)
 
 
 def _targets(model: nn.Module, placement: str | Sequence[str], body: str) -> list[str]:
-    names = [placement] if isinstance(placement, str) else placement
     modules = dict(model.named_modules())
-    prefix = f"{body}." if body else ""
+    network = modules[body]
     targets = []
-    for name in names:
-        if name in PLACEMENTS:
-            stages = {stage: _stage(model.get_submodule(body), name, stage) for stage in PLACEMENTS[name]}
-            targets += [f"{prefix}{stage}.{len(blocks) - 1}" for stage, blocks in stages.items()]
-        elif name in modules:
-            targets.append(name)
-        else:
+    for name in [placement] if isinstance(placement, str) else placement:
+        if name not in PLACEMENTS and name not in modules:
             choices = ", ".join(PLACEMENTS)
             raise ValueError(f"placement must be one of {choices} or the name of a module, got {name!r}")
+        for stage in PLACEMENTS.get(name, ()):
+            blocks = getattr(network, stage, None)
+            if not isinstance(blocks, nn.Sequential):
+                raise ValueError(f"placement {name!r} needs a {stage}, and {type(network).__name__} has none")
+            targets.append(f"{body}.{stage}.{len(blocks) - 1}".removeprefix("."))
+        if name not in PLACEMENTS:
+            targets.append(name)
     return targets
-
-
-def _input_channels(model: nn.Module, name: str) -> int | None:
-    module = model.get_submodule(name)
-    return module.conv1.in_channels if isinstance(module, BasicBlock | Bottleneck) else None
-
-
-def _stage(body: nn.Module, placement: str, stage: str) -> nn.Sequential:
-    module = getattr(body, stage, None)
-    if not isinstance(module, nn.Sequential):
-        raise ValueError(f"placement {placement!r} needs a {stage}, and {type(body).__name__} has none")
-    return module

@@ -26,24 +26,12 @@ def load_weights(
 ) -> None:
     """Load a state dict from a file that has all of the model's keys; an inserted block may be missing.
 
-    Values are converted to the model's dtype. If something does not fit, nothing is loaded. Modules named in
-    `without`, such as a classifier for other classes, keep their values, whatever the file contains. With
-    `trained`, blocks may not be missing: the model would be scored with an untrained one. `name` is what
-    errors call the model (default: its class).
+    Values are converted to the model's dtype. If something does not fit, a ValueError says what, and nothing
+    is loaded. A model on the meta device is only checked. Modules named in `without`, such as a classifier
+    for other classes, keep their values, whatever the file contains. With `trained`, blocks may not be
+    missing: the model would be scored with an untrained one. `name` is what errors call the model (default:
+    its class).
     """
-    state = fitting_weights(model, path, without, trained=trained, name=name)
-    model.load_state_dict(state, strict=False)
-
-
-def fitting_weights(
-    model: nn.Module,
-    path: str | os.PathLike[str],
-    without: Sequence[str] = (),
-    *,
-    trained: bool = False,
-    name: str | None = None,
-) -> dict[str, Tensor]:
-    """What `load_weights` would load; a ValueError says what does not fit."""
     misfit = f"{os.fspath(path)!r} does not fit the {type(model).__name__ if name is None else name}"
     left_out = tuple(f"{name}." for name in without)
     state = {key: value for key, value in _read(path).items() if not key.startswith(left_out)}
@@ -73,14 +61,8 @@ def fitting_weights(
     if any(problems.values()):
         said = "; ".join(f"{kind}: {shortened(keys)}" for kind, keys in problems.items() if keys)
         raise ValueError(f"{misfit}, {said}")
-    return state
-
-
-def check_left_out(model: nn.Module, names: Sequence[str]) -> None:
-    """Raise a ValueError for a module in `weights_without` that the model does not have."""
-    for name in names:
-        if not any(key.startswith(f"{name}.") for key in model.state_dict()):
-            raise ValueError(f"weights_without: the {type(model).__name__} has no weights below {name!r}")
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        model.load_state_dict(state, strict=False)
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
@@ -94,9 +76,8 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
             "code and are not loaded"
         ) from error
     except Exception as error:  # a damaged file can raise anything
-        raise ValueError(
-            f"{os.fspath(path)!r} is damaged or not a file of tensors: {_first_line(error)}"
-        ) from error
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise ValueError(f"{os.fspath(path)!r} is damaged or not a file of tensors: {reason}") from error
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
         got = f"a dict of {shortened(list(state))}" if isinstance(state, Mapping) else type(state).__name__
         raise ValueError(f"{os.fspath(path)!r} must contain a state dict, tensors by name; got {got}")
@@ -124,7 +105,3 @@ def _content(path: str | os.PathLike[str]) -> Any:
     if ours and (damaged := damaged_entry(path)) is not None:
         raise ValueError(f"{damaged} in it has changed")
     return state["model"]  # of a training checkpoint
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__

@@ -10,8 +10,10 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from torchvision.transforms.v2 import Identity, Transform
 
+from polynl.data.config import Split
 from polynl.data.images import Unreadable, UnreadableImageError
 from polynl.tasks.config import TaskConfig
 from polynl.tasks.detections import Detections
@@ -30,10 +32,12 @@ class Batch:
 
     def to(self, device: torch.device, *, channels_last: bool) -> Batch:
         """The batch on a device, a tensor of images in channels-last format if asked for."""
-        images = _moved(self.images, device)
+        images, targets = tree_map_only(
+            Tensor, lambda part: part.to(device, non_blocking=True), (self.images, self.targets)
+        )
         if channels_last and isinstance(images, Tensor):
             images = images.contiguous(memory_format=torch.channels_last)
-        return replace(self, images=images, targets=_moved(self.targets, device))
+        return replace(self, images=images, targets=targets)
 
 
 class Scorer(Protocol):
@@ -97,9 +101,16 @@ class Task(ABC):
     extra: ClassVar[str] = "train"
     """The extra of polynl that installs what the task imports."""
 
-    @abstractmethod
     def __init__(self, config: Any, labels: Mapping[int, str] | None = None) -> None:
         """`config` is an instance of the class's `config`; `labels` are those of a trained model."""
+        self._model, self._data = config.model, config.data
+        self._labels = None if labels is None else dict(labels)
+        self._loaded: dict[Split, Any] = {}
+
+    def _load(self, split: Split) -> Any:
+        if split not in self._loaded:
+            self._loaded[split] = self._data.load(split)
+        return self._loaded[split]
 
     @classmethod
     def pretrained_labels(cls) -> dict[int, str] | None:
@@ -129,13 +140,13 @@ class Task(ABC):
         Without `training`, check only the data that scoring needs.
         """
 
-    @abstractmethod
     def train_set(self) -> Images:
         """The training images; augmentation draws from torch's global generator."""
+        return self._load("train")
 
-    @abstractmethod
     def val_set(self) -> Images:
         """The images to score on."""
+        return self._load("val")
 
     def groups(self) -> Sequence[int] | None:
         """For every training image, the group whose images may share a batch; None: any may."""
@@ -167,6 +178,12 @@ class DetectionTask(Task):
 
     detections_are: Literal["file", "folder"] = "file"
     """What `write_detections` writes and `read_detections` reads."""
+
+    def check(self, *, training: bool = True) -> None:
+        """Raise a SettingsError if files of data or weights are missing."""
+        self._data.check(training=training)
+        if training:
+            self._model.check_files()
 
     def view(self) -> Transform:
         """Detectors resize images themselves."""
@@ -243,13 +260,3 @@ def readable(samples: Sequence[Any], *, training: bool) -> tuple[list[Any], tupl
             raise UnreadableImageError(f"no image of a batch of {len(samples)} can be read; {bad[0]}")
         good = [good[number % len(good)] for number in range(len(samples))]
     return good, bad
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, Mapping):
-        return {key: _moved(entry, device) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_moved(entry, device) for entry in value]
-    return value

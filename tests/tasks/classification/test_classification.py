@@ -360,9 +360,9 @@ def test_synchronised_norms_are_put_in() -> None:
     assert {type(norm) for norm in norms} == {nn.SyncBatchNorm}
     assert list(inserted(model)) == ["layer3.0.polynl_before"]
     cpu = torch.device("cpu")
-    Processes(0, 1, cpu).check(model)
+    Processes(0, 1, cpu).check_model(model)
     with pytest.raises(SettingsError, match=r"model\.norm: sync needs GPUs"):
-        Processes(0, 2, cpu).check(model)
+        Processes(0, 2, cpu).check_model(model)
 
 
 @pytest.mark.parametrize("with_block", [False, True])

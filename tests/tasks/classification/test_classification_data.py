@@ -46,7 +46,6 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
     (root / "dog" / "puppies").mkdir()
     (root / "dog" / "0.jpeg").rename(root / "dog" / "puppies" / "0.JPG")
     data = FolderImages(root, v2.Identity(), on_bad_image="stop")
-    assert data.classes == ["cat", "dog"]
     assert len(data) == 6, "folders below a class are looked into, files of other kinds are not"
     for index in range(6):
         sample = data[index]

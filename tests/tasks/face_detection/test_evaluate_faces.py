@@ -71,7 +71,7 @@ def test_no_predictions_at_all(folders: tuple[Path, Path], capsys: Any, tmp_path
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (f"{BAND[1]}\n1\n1 2 3 4 nan\n", "line 3: score is"),
+        (f"{BAND[1]}\n1\n1 2 3 4 nan\n", "line 3: expected x y w h score"),
         (f"{BAND[1]}\n2\n1 2 3 4 0.5\n", "line 2: the number is 2, but 1 lines follow"),
         ("other\n0\n", f"line 1: expected the image's name, {BAND[1]}, got 'other'"),
     ],

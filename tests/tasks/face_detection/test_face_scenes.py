@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,8 +27,12 @@ def drawn() -> FaceScenes:
     return scenes(CHUNK)
 
 
+def all_faces(data: FaceScenes) -> list[Any]:
+    return [SimpleNamespace(name=name, boxes=data.boxes(at)) for at, name in enumerate(data.names)]
+
+
 def faces_of(data: FaceScenes, event: str) -> list[Any]:
-    return [image for image in data.faces if event_and_name(image.name)[0] == event]
+    return [image for image in all_faces(data) if event_and_name(image.name)[0] == event]
 
 
 # Samples
@@ -35,7 +40,7 @@ def faces_of(data: FaceScenes, event: str) -> list[Any]:
 
 def test_samples_are_those_of_images_on_disk(drawn: FaceScenes) -> None:
     assert len(drawn) == CHUNK == len(set(drawn.names))
-    for index, faces in enumerate(drawn.faces):
+    for index, faces in enumerate(all_faces(drawn)):
         image, target = drawn[index]
         assert (image.shape, image.dtype) == ((3, SIZE, SIZE), torch.uint8)
         assert target.keys() == {"image_id", "name", "boxes", "labels"}
@@ -43,7 +48,6 @@ def test_samples_are_those_of_images_on_disk(drawn: FaceScenes) -> None:
         assert torch.equal(target["boxes"][:, :2], faces.boxes[:, :2])
         assert torch.allclose(target["boxes"][:, 2:], faces.boxes[:, :2] + faces.boxes[:, 2:], atol=1e-4)
         assert target["labels"].tolist() == [1] * len(faces.boxes)
-        assert faces.usable.all()
     _, target = scenes(3, training=False)[-1]
     assert target == {"image_id": 2, "name": drawn.names[2]}
     with pytest.raises(IndexError):
@@ -81,7 +85,7 @@ def test_a_scene_depends_on_its_number_and_not_on_how_many_there_are(drawn: Face
         both = min(count, CHUNK)
         assert torch.equal(some.images[:both], drawn.images[:both])
         assert some.names[:both] == drawn.names[:both]
-        for one, other in zip(some.faces[:both], drawn.faces[:both], strict=True):
+        for one, other in zip(all_faces(some)[:both], all_faces(drawn)[:both], strict=True):
             assert torch.equal(one.boxes, other.boxes)
 
 
@@ -104,14 +108,14 @@ def test_every_kind_of_scene_is_there(drawn: FaceScenes) -> None:
         of_event = faces_of(drawn, event.name)
         assert event.share * CHUNK / 3 < len(of_event) < event.share * CHUNK * 2 + 5
         assert all(len(image.boxes) <= event.faces[1] for image in of_event)
-    assert max(len(image.boxes) for image in drawn.faces) >= 24, "dozens"
+    assert max(len(image.boxes) for image in all_faces(drawn)) >= 24, "dozens"
     assert all(len(image.boxes) == 0 for image in faces_of(drawn, "3--Empty"))
-    assert all(len(image.boxes) for image in drawn.faces if "Empty" not in image.name)
+    assert all(len(image.boxes) for image in all_faces(drawn) if "Empty" not in image.name)
 
 
 @pytest.mark.parametrize("size", [32, 64, 256])
 def test_faces_are_whole_and_of_many_scales(size: int) -> None:
-    boxes = torch.cat([image.boxes for image in scenes(30, size=size).faces])
+    boxes = torch.cat([image.boxes for image in all_faces(scenes(30, size=size))])
     assert boxes[:, :2].min() > -1e-3
     assert (boxes[:, :2] + boxes[:, 2:]).max() < size + 1e-3
     heights, ratios = boxes[:, 3], boxes[:, 3] / boxes[:, 2]
@@ -122,7 +126,7 @@ def test_faces_are_whole_and_of_many_scales(size: int) -> None:
 
 
 def test_faces_hardly_hide_each_other(drawn: FaceScenes) -> None:
-    for image in drawn.faces:
+    for image in all_faces(drawn):
         low, high = image.boxes[:, :2], image.boxes[:, :2] + image.boxes[:, 2:]
         common = (high[:, None].minimum(high) - low[:, None].maximum(low)).clamp(min=0).prod(2)
         areas = image.boxes[:, 2:].prod(1)
@@ -140,7 +144,7 @@ def test_boxes_are_where_the_faces_are_painted(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(face_scenes, "_paint", paint_no_faces)
     changed = (with_faces.images != scenes(30, split="val").images).any(1)
-    for index, image in enumerate(with_faces.faces):
+    for index, image in enumerate(all_faces(with_faces)):
         inside = torch.zeros(SIZE, SIZE, dtype=torch.bool)
         for left, top, width, height in image.boxes.tolist():
             rows, columns = slice(int(top), int(top + height) + 1), slice(int(left), int(left + width) + 1)
@@ -155,7 +159,7 @@ def test_faces_have_eyes() -> None:
     """Darker than the cheek below; a head is turned by up to 0.3, so that an eye may be above or below."""
     data = scenes(60, size=256)
     darker = []
-    for image, faces in zip(data.images.float().mean(1), data.faces, strict=True):
+    for image, faces in zip(data.images.float().mean(1), all_faces(data), strict=True):
         for left, top, width, height in faces.boxes[faces.boxes[:, 3] > 60].tolist():
             column = image[int(top) : int(top + height), int(left + 0.7 * width)]
             eye, cheek = column[int(0.35 * height) : int(0.55 * height)], column[int(0.67 * height)]
@@ -171,7 +175,7 @@ def test_the_ground_truth_is_of_all_faces_and_divides_them_by_height(drawn: Face
     truth = drawn.ground_truth()
     assert list(truth) == [event_and_name(name) for name in drawn.names]
     assert list(LEAST_HEIGHTS) == list(SUBSETS) == ["easy", "medium", "hard"]
-    for image in drawn.faces:
+    for image in all_faces(drawn):
         key = event_and_name(image.name)
         found = truth[key].boxes
         assert list(truth[key].counted) == list(SUBSETS)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from polynl.data.images import Unreadable, UnreadableImageError, read_image
 from polynl.errors import SettingsError
-from polynl.tasks.face_detection.data import FaceImage, FaceImages, count_faces, event_and_name, read_faces
+from polynl.tasks.face_detection.data import FaceImage, FaceImages, counts, event_and_name, read_faces
 from polynl.tasks.face_detection.transforms import FacePatch, PatchConfig
 
 DATA = os.environ.get("POLYNL_DATA")
@@ -95,10 +95,10 @@ def test_what_editors_and_others_make_of_a_file_is_read_alike(tmp_path: Path, ch
 
 def test_faces_left_out_are_counted(tmp_path: Path) -> None:
     text = SMALL.replace("3 4 0 5 0 0 0 0", "3 4 0 5 0 0 0 1").replace("60 4 5 5", "60 4 5 0")
-    counts = count_faces(read_faces(*written(tmp_path, text)))
-    assert (counts.images, counts.faces, counts.invalid, counts.empty, counts.usable) == (3, 6, 2, 1, 3)
+    faces = read_faces(*written(tmp_path, text))
+    assert sum(int(image.usable.sum()) for image in faces) == 3
     expected = "3 images with 6 faces, of which 2 are flagged invalid and 1 have no width or height"
-    assert str(counts) == expected
+    assert counts(faces) == expected
 
 
 def test_a_large_file_is_read_whole(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def message(root: Path, text: str) -> str:
 FACE = "5 6 10 12 0 0 0 0 0 0"
 NO_NAME = "is not the name of an image: expected a path such as 0--Parade/0_Parade_1.jpg"
 NO_COUNT = f"is not a number of faces, for {A!r}: expected a whole number."
-NO_FACE = f"is not a face, for {A!r}: expected x y w h and up to six attributes, finite numbers"
+NO_FACE = f"for {A!r}: expected x y w h and up to six attributes, finite numbers"
 ALL = "Is the file truncated?"
 MISTAKES: list[tuple[str, str]] = [
     ("", " has no image."),
@@ -144,29 +144,35 @@ MISTAKES: list[tuple[str, str]] = [
     (f"{A}\n{'9' * 5000}\n{FACE}\n", f"99' {NO_COUNT}"),
     (f"{A}\n{B}\n1\n{FACE}\n", f", line 2: {B!r} {NO_COUNT}"),
     (f"{A}\n{FACE}\n", f", line 2: {FACE!r} {NO_COUNT}"),
-    (f"{A}", f", line 1: the file ends after {A!r}: expected the number of its faces. {ALL}"),
+    (f"{A}", f", line 1: '' {NO_COUNT}"),
     (f"{A}\n3\n{FACE}\n{FACE}\n", f", line 2: {A!r} has 3 faces, but only 2 lines follow. {ALL}"),
     (
         f"{A}\n3\n{FACE}\n{FACE}\n{B}\n1\n{FACE}\n",
-        f", line 2: {A!r} has 3 faces, but only 2 follow before line 5, {B!r}.",
+        f", line 5: {B!r} is not a face, 3 of 3 {NO_FACE}",
     ),
     (
         f"{A}\n1\n{FACE}\n{FACE}\n{B}\n1\n{FACE}\n",
-        f", line 4: {FACE!r} {NO_NAME}; or {A!r} has more faces than line 2 says, 1.",
+        f", line 4: {FACE!r} {NO_NAME}; or {A!r} on line 1 has more faces than its count says.",
     ),
     (
         f"{A}\n0\n{FACE}\n{B}\n1\n{FACE}\n",
-        f", line 3: {FACE!r} {NO_NAME}; or {A!r} has more faces than line 2 says, 0.",
+        f", line 3: {FACE!r} {NO_NAME}; or {A!r} on line 1 has more faces than its count says.",
     ),
-    (f"{A}\n2\n{FACE}\n5 6 10\n", f", line 4: '5 6 10' {NO_FACE}"),
-    (f"{A}\n2\n5 6 10 wide 0 0\n{FACE}\n", f", line 3: '5 6 10 wide 0 0' {NO_FACE}"),
-    (f"{A}\n1\n5,6,10,12\n", f", line 3: '5,6,10,12' {NO_FACE}"),
-    (f"{A}\n1\n5 6 10 12 0 0 0 no 0 0\n", f", line 3: '5 6 10 12 0 0 0 no 0 0' {NO_FACE}"),
-    (f"{A}\n1\nnan 6 10 12\n", f", line 3: 'nan 6 10 12' {NO_FACE}"),
-    (f"{A}\n1\n5 6 10 nan\n", f", line 3: '5 6 10 nan' {NO_FACE}"),
-    (f"{A}\n1\n5 6 inf 12\n", f", line 3: '5 6 inf 12' {NO_FACE}"),
-    (f"{A}\n1\n5 -inf 1 12\n", f", line 3: '5 -inf 1 12' {NO_FACE}"),
-    (f"{A}\n1\n5 6 1e30 12\n", f", line 3: '5 6 1e30 12' {NO_FACE}"),
+    (f"{A}\n2\n{FACE}\n5 6 10\n", f", line 4: '5 6 10' is not a face, 2 of 2 {NO_FACE}"),
+    (
+        f"{A}\n2\n5 6 10 wide 0 0\n{FACE}\n",
+        f", line 3: '5 6 10 wide 0 0' is not a face, 1 of 2 {NO_FACE}",
+    ),
+    (f"{A}\n1\n5,6,10,12\n", f", line 3: '5,6,10,12' is not a face, 1 of 1 {NO_FACE}"),
+    (
+        f"{A}\n1\n5 6 10 12 0 0 0 no 0 0\n",
+        f", line 3: '5 6 10 12 0 0 0 no 0 0' is not a face, 1 of 1 {NO_FACE}",
+    ),
+    (f"{A}\n1\nnan 6 10 12\n", f", line 3: 'nan 6 10 12' is not a face, 1 of 1 {NO_FACE}"),
+    (f"{A}\n1\n5 6 10 nan\n", f", line 3: '5 6 10 nan' is not a face, 1 of 1 {NO_FACE}"),
+    (f"{A}\n1\n5 6 inf 12\n", f", line 3: '5 6 inf 12' is not a face, 1 of 1 {NO_FACE}"),
+    (f"{A}\n1\n5 -inf 1 12\n", f", line 3: '5 -inf 1 12' is not a face, 1 of 1 {NO_FACE}"),
+    (f"{A}\n1\n5 6 1e30 12\n", f", line 3: '5 6 1e30 12' is not a face, 1 of 1 {NO_FACE}"),
     (
         f"{A}\n0\n{B}\n0\n{A}\n1\n{FACE}\n",
         f", line 5: {A!r} is already on line 1: remove one of the two.",
@@ -213,7 +219,7 @@ def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
         assert str(caught.value).startswith(f"{path} cannot be read: ")
         assert "wider_face_split.zip" in str(caught.value)
     file.write_bytes(f"{A}\n1\n".encode() + b"\xff\xfe 3\n")
-    with pytest.raises(SettingsError, match=r"gt\.txt, line 3: it is not UTF-8 text\."):
+    with pytest.raises(SettingsError, match=r"gt\.txt, line 3: byte 0xff is not UTF-8; save"):
         read_faces(file, folder)
     file.write_text("a.jpg\n0\n")
     with pytest.raises(SettingsError, match=r"nowhere of images cannot be read: No such file"):
@@ -303,8 +309,8 @@ def test_real_images(split: str, images: int, faces: int, invalid: int) -> None:
     root = Path(str(DATA), "widerface-half")
     folder = root / f"WIDER_{split}" / "images"
     read = read_faces(root / f"wider_face_{split}_bbx_gt.txt", folder)
-    counts = count_faces(read)
-    assert (counts.images, counts.faces, counts.invalid, counts.empty) == (images, faces, invalid, 0)
+    expected = f"{images} images with {faces:,} faces, of which {invalid} are flagged invalid and 0 have no"
+    assert counts(read).startswith(expected)
     data = FaceImages(read, folder, training=True, on_bad_image="stop")
     assert len(data) == images
     for index in range(0, images, 25):

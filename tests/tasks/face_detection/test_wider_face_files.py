@@ -88,28 +88,33 @@ WRONG_TRUTH: list[tuple[str, dict[str, Any], str]] = [
     ("hard", {"gt_list": None}, " has no gt_list: use the official file."),
     ("face", {"event_list": np.ones((2, 1))}, ", event_list: expected cells, got float64 of shape (2, 1)."),
     ("face", {"event_list": cells([1, 2])}, ", event_list: expected a name, got "),
-    ("face", {"event_list": cells(["0--Parade"])}, ": event_list has 1 events, and file_list 2."),
+    ("face", {"event_list": cells(["0--Parade"])}, ", file_list: expected 1 cells, got 2."),
     ("face", {"event_list": cells(["a", "a"])}, ", event_list: a is listed more than once."),
     ("face", {"file_list": TWICE}, ", file_list of 0--Parade: x is listed more than once."),
-    ("face", {"face_bbx_list": FACES[:1]}, ": face_bbx_list has 1 events: expected 2."),
-    ("face", {"face_bbx_list": lacking(FACES)}, ": face_bbx_list of 0--Parade has 1 images: expected 2."),
+    ("face", {"face_bbx_list": FACES[:1]}, ", face_bbx_list: expected 2 cells, got 1."),
+    ("face", {"face_bbx_list": lacking(FACES)}, ", face_bbx_list of 0--Parade: expected 2 cells, got 1."),
     (
         "face",
         {"face_bbx_list": FILES},
-        ", faces of 0--Parade/0_Parade_band_1_465: expected numbers, got <U19",
+        ", face_bbx_list of 0--Parade/0_Parade_band_1_465: expected numbers, got <U19",
     ),
     (
         "face",
         boxes(1, 2, 3),
-        ", faces of 0--Parade/0_Parade_band_1_465: expected finite x, y, w, h, got float64 of shape (1, 3).",
+        ", face_bbx_list of 0--Parade/0_Parade_band_1_465: expected finite x, y, w, h, got float64 of "
+        "shape (1, 3).",
     ),
-    ("face", boxes(1, 2, 3, np.nan), ", faces of 0--Parade/0_Parade_band_1_465: expected finite x, y, w, h"),
+    (
+        "face",
+        boxes(1, 2, 3, np.nan),
+        ", face_bbx_list of 0--Parade/0_Parade_band_1_465: expected finite x, y, w, h",
+    ),
     (
         "easy",
         {"file_list": OTHERS},
         " lists other images than wider_face_val.mat: use files of one release.",
     ),
-    ("medium", {"gt_list": lacking(FACES)}, ": gt_list of 0--Parade has 1 images: expected 2."),
+    ("medium", {"gt_list": lacking(FACES)}, ", gt_list of 0--Parade: expected 2 cells, got 1."),
     ("hard", {"gt_list": FILES}, ", gt_list of 0--Parade/0_Parade_band_1_465: expected numbers, got <U19"),
     (
         "hard",
@@ -204,6 +209,7 @@ def test_what_other_programs_write_is_understood(folder: Path, truth: GroundTrut
 
 
 HEAD = "0_Parade_band_1_465\n"
+NO_ROW = "expected x y w h score, finite numbers with w and h not negative"
 WRONG: list[tuple[str, str]] = [
     ("", "line 1: expected the image's name, 0_Parade_band_1_465, the file is empty."),
     (" \n\n", "line 1: expected the image's name, 0_Parade_band_1_465, the file is empty."),
@@ -212,27 +218,24 @@ WRONG: list[tuple[str, str]] = [
     ("0_Parade_band_1_465.txt\n0\n", "line 1: expected the image's name"),
     ("1_465\n0\n", "line 1: expected the image's name"),
     ("2\n1 2 3 4 0.5\n1 2 3 4 0.5\n", "line 1: expected the image's name, 0_Parade_band_1_465, got '2'."),
-    (HEAD, "line 2: expected the number of detections, but the file ends."),
+    (HEAD, "line 2: expected the number of detections, got ''."),
     (HEAD + "1 2 3 4 0.5\n", "line 2: expected the number of detections, got '1 2 3 4 0.5'."),
     (HEAD + "-1\n", "line 2: expected the number of detections, got '-1'."),
     (HEAD + "9" * 5000, "line 2: expected the number of detections, got '999"),
     (HEAD + "2\n1 2 3 4 0.5\n", "line 2: the number is 2, but 1 lines follow."),
     (HEAD + "0\n1 2 3 4 0.5\n", "line 2: the number is 0, but 1 lines follow."),
     (HEAD + "1\n1 2 3 4 0.5\n\n1 2 3 4 0.5\n", "line 2: the number is 1, but 3 lines follow."),
-    (HEAD + "2\n1 2 3 4 0.5\n1 2 3 4\n", "line 4: expected five numbers, x y w h score, got '1 2 3 4'."),
-    (HEAD + "1\n1 2 3 4\n", "line 3: expected five numbers, x y w h score, got '1 2 3 4'."),
-    (HEAD + "1\n1 2 3 4 0.5 6\n", "line 3: expected five numbers, x y w h score, got '1 2 3 4 0.5 6'."),
-    (HEAD + "1\n1,2,3,4,0.5\n", "line 3: expected five numbers, x y w h score, got '1,2,3,4,0.5'."),
-    (HEAD + "3\n1 2 3 4 0.5\n\n1 2 3 4 0.5\n", "line 4: expected five numbers, x y w h score, got ''."),
-    (HEAD + "2\n1 2 3 4 0.5\n1 2 x 4 0.5\n", "line 4: w is not a number, got '1 2 x 4 0.5'."),
-    (HEAD + "2\n1 2 3 4 0.5\n1 2 3 4 nan\n", "line 4: score is not finite, got '1 2 3 4 nan'."),
-    (HEAD + "2\n1 2 3 4 0.5\n1 2 3 4 -inf\n", "line 4: score is not finite"),
-    (HEAD + "1\n1 1e999 3 4 0.5\n", "line 3: y is not finite"),
-    (
-        HEAD + "1\n1 2 -3 4 0.5\n",
-        "line 3: w is negative, and boxes are x y w h, not two corners, got '1 2 -3",
-    ),
-    (HEAD + "1\n1 2 3 -0.5 0.5\n", "line 3: h is negative"),
+    (HEAD + "2\n1 2 3 4 0.5\n1 2 3 4\n", f"line 4: {NO_ROW}, got '1 2 3 4'."),
+    (HEAD + "1\n1 2 3 4\n", f"line 3: {NO_ROW}, got '1 2 3 4'."),
+    (HEAD + "1\n1 2 3 4 0.5 6\n", f"line 3: {NO_ROW}, got '1 2 3 4 0.5 6'."),
+    (HEAD + "1\n1,2,3,4,0.5\n", f"line 3: {NO_ROW}, got '1,2,3,4,0.5'."),
+    (HEAD + "3\n1 2 3 4 0.5\n\n1 2 3 4 0.5\n", f"line 4: {NO_ROW}, got ''."),
+    (HEAD + "2\n1 2 3 4 0.5\n1 2 x 4 0.5\n", f"line 4: {NO_ROW}, got '1 2 x 4 0.5'."),
+    (HEAD + "2\n1 2 3 4 0.5\n1 2 3 4 nan\n", f"line 4: {NO_ROW}, got '1 2 3 4 nan'."),
+    (HEAD + "2\n1 2 3 4 0.5\n1 2 3 4 -inf\n", f"line 4: {NO_ROW}"),
+    (HEAD + "1\n1 1e999 3 4 0.5\n", f"line 3: {NO_ROW}"),
+    (HEAD + "1\n1 2 -3 4 0.5\n", f"line 3: {NO_ROW}, got '1 2 -3"),
+    (HEAD + "1\n1 2 3 -0.5 0.5\n", f"line 3: {NO_ROW}"),
 ]
 
 
@@ -277,10 +280,13 @@ def other_image(folder: Path) -> None:
 WRONG_FOLDERS: list[tuple[Callable[[Path], Any], str]] = [
     (lambda f: band(f).unlink(), r"band_1_465\.txt is missing \(1 of 3 files are\): every image needs one"),
     (remove_folder, r"59--people--driving--car/59_peopledrivingcar_9\.txt is missing \(1 of 3 files are\)"),
-    (lambda f: (f / "0--Parades").mkdir(), r"/0--Parades is not an event.* Did you mean 0--Parade\?"),
+    (
+        lambda f: (f / "0--Parade").rename(f / "0--Parades"),
+        r"/0--Parades/0_P.* does not belong to an image .* Did you mean 0--Parade/0_Parade_",
+    ),
     (
         other_image,
-        r"band_1_466\.txt does not belong to an image of the ground truth\. Did you mean 0_Parade_band_1_465",
+        r"band_1_466\.txt does not belong to an image of the .* Did you mean 0--Parade/0_Parade_band",
     ),
     (
         lambda f: f.rename(f.with_name("elsewhere")),

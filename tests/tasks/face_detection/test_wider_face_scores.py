@@ -254,7 +254,7 @@ def test_order_changes_nothing(ties: bool) -> None:
     truth, predictions = scene(5, ties=ties)
     generator = np.random.default_rng(6)
     shuffled = {image: generator.permutation(predictions[image]) for image in reversed(list(predictions))}
-    backwards = GroundTruth(dict(reversed(truth.images.items())))
+    backwards = GroundTruth(dict(reversed(truth.items())))
     expected = wider_face_evaluation(truth, predictions).ap
     assert wider_face_evaluation(truth, shuffled).ap == expected
     assert wider_face_evaluation(backwards, shuffled).ap == expected

@@ -99,9 +99,9 @@ def test_ids_are_unique_and_lists_are_there(tmp_path: Path) -> None:
         expected = f": {kind}[{last}] (id {number}): {kind}[{first}] has the same id."
         assert message(tmp_path, content) == expected
         assert message(tmp_path, small() | {kind: [5]}).startswith(f": {kind}[0]: it is 5: expected")
-        assert message(tmp_path, small() | {kind: {"id": 1}}).startswith(f" has {kind!r} as {{'id': 1}}: ")
+        assert message(tmp_path, small() | {kind: {"id": 1}}).startswith(f": its {kind} is {{'id': 1}}: ")
         del content[kind]
-        assert message(tmp_path, content).startswith(f" has no {kind!r}: expected lists of images, ")
+        assert message(tmp_path, content).startswith(f": it has no {kind}: expected a list")
 
 
 OUTSIDE = ["/a.png", "../a.png", "below/../../a.png", "..", "C:a.png", "c:/a.png", "a\0.png"]
@@ -153,7 +153,7 @@ NO_JSON = [
     (b'{"images": [],\n "annotations": [{"id', "Unterminated string starting at line 2, column 19."),
     (b"[" * 100_000, "is not valid JSON: "),
     (b'{"images": "\xff"}', "is not valid JSON: 'utf-8' codec can't decode"),
-    (b"[1, 2]", "contains [1, 2]: expected an object"),
+    (b"[1, 2]", ": it is [1, 2]: expected an object with images, "),
 ]
 
 

@@ -275,9 +275,9 @@ def test_the_order_of_detections_does_not_matter() -> None:
 def test_what_cannot_be_scored_is_named() -> None:
     truth = one_object()
     (found,) = exact(truth)
-    with pytest.raises(SettingsError, match="image_ids have 9, which is not an image of the ground truth"):
+    with pytest.raises(SettingsError, match="image_id 9 is not an image of the ground truth"):
         coco_scores(truth, [found], [1, 9])
-    with pytest.raises(SettingsError, match="detections have image_id 77, which is not an image"):
+    with pytest.raises(SettingsError, match="image_id 77 is not an image"):
         coco_scores(truth, [found, {**found, "image_id": 77}])
     with pytest.raises(SettingsError, match="1 of 2 detections have a segmentation: give all of them one"):
         coco_scores(truth, [found, *without([found], "segmentation")])

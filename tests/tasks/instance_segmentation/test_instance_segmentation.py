@@ -379,7 +379,7 @@ def test_some_categories_of_a_results_file(coco: Callable[..., list[str]], tmp_p
     (tmp_path / "found.json").write_text(
         '[{"image_id": 0, "category_id": 8, "score": 1, "bbox": [1, 2, 3, 4]}]'
     )
-    with pytest.raises(SettingsError, match="category_id 8 is not one"):
+    with pytest.raises(SettingsError, match="category_id is 8: expected one of"):
         task.read_detections(tmp_path / "found.json")
 
 

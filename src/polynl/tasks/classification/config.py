@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from torchvision.transforms.v2 import Transform
 
-from polynl.config import Config, Positive, fractions
+from polynl.config import Config, Fractions, Positive
 from polynl.data.config import SceneOptions, Split
 from polynl.data.images import val_transform
 from polynl.data.scenes import CLASSES, Scenes
@@ -16,8 +16,6 @@ from polynl.errors import SettingsError, near_matches, shortened
 from polynl.models.resnet import ClassifierConfig
 from polynl.tasks.classification.data import FolderImages, train_transform
 from polynl.tasks.config import FilesConfig, FlipConfig, FromScenes, TaskConfig
-
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 Colour = tuple[float, float, float]
 Deviation = Annotated[float, Field(gt=0)]
@@ -27,9 +25,9 @@ Deviations = tuple[Deviation, Deviation, Deviation]
 class NormalisedConfig(Config):
     """Images that are normalised before the network sees them."""
 
-    mean: Colour = IMAGENET_MEAN
+    mean: Colour = (0.485, 0.456, 0.406)
     """Mean of red, green and blue, from 0 to 1; the network sees (image - mean) / std."""
-    std: Deviations = IMAGENET_STD
+    std: Deviations = (0.229, 0.224, 0.225)
     """Standard deviation of red, green and blue, see `mean`."""
 
 
@@ -43,7 +41,7 @@ class ImageFolderConfig(NormalisedConfig, FlipConfig, FilesConfig):
     """Side of the square images that the network sees."""
     resize: int = Field(256, gt=0, validate_default=True)
     """In scoring, the shorter side before the centre crop."""
-    scale: Annotated[tuple[float, float], AfterValidator(fractions)] = (0.08, 1.0)
+    scale: Fractions = (0.08, 1.0)
     """Area of a random crop in training, as a fraction of the image: [from, to]."""
 
     @field_validator("resize")
@@ -87,7 +85,7 @@ class ImageFolderConfig(NormalisedConfig, FlipConfig, FilesConfig):
         """How images to score on are resized and cropped."""
         return val_transform(self.size, self.resize)
 
-    def images_of(self, split: Split) -> FolderImages:
+    def load(self, split: Split) -> FolderImages:
         """The images of a split."""
         train = split == "train"
         crop = train_transform(self.size, self.scale, self.flip) if train else self.view()
@@ -116,7 +114,7 @@ class ScenesConfig(NormalisedConfig, SceneOptions, FromScenes):
         """How an image of another size is resized."""
         return val_transform(self.size, self.size)
 
-    def images_of(self, split: Split) -> Scenes:
+    def load(self, split: Split) -> Scenes:
         """The images of a split."""
         return Scenes(**self.drawn_from(split))
 
@@ -128,12 +126,9 @@ class LossConfig(Config):
     """Share of the target that is spread over all classes."""
 
 
-ClassificationData = Annotated[ImageFolderConfig | ScenesConfig, Field(discriminator="source")]
-
-
 class ClassificationConfig(TaskConfig):
     """Images that each show one class."""
 
     model: ClassifierConfig = ClassifierConfig()
-    data: ClassificationData
+    data: Annotated[ImageFolderConfig | ScenesConfig, Field(discriminator="source")]
     loss: LossConfig = LossConfig()

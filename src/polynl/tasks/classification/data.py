@@ -29,7 +29,6 @@ class FolderImages(Dataset[Any]):
         self, root: str | os.PathLike[str], transform: v2.Transform, *, on_bad_image: Literal["stop", "skip"]
     ) -> None:
         self._folder = ImageFolder(os.fspath(root))
-        self.classes: list[str] = self._folder.classes
         self._transform, self._stops = transform, on_bad_image == "stop"
 
     def __len__(self) -> int:

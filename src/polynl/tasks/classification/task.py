@@ -11,11 +11,8 @@ from torch import Tensor, nn
 from torchvision.transforms.v2 import Transform
 
 from polynl.config import errors_at
-from polynl.data.config import Split
-from polynl.data.scenes import Scenes
-from polynl.tasks.base import Batch, Images, PaperTable, Scorer, Task, readable
+from polynl.tasks.base import Batch, PaperTable, Scorer, Task, readable
 from polynl.tasks.classification.config import ClassificationConfig
-from polynl.tasks.classification.data import FolderImages
 from polynl.tasks.classification.metric import TopK
 
 
@@ -41,9 +38,8 @@ class Classification(Task):
     )
 
     def __init__(self, config: ClassificationConfig, labels: Mapping[int, str] | None = None) -> None:
-        self._model, self._data, self._loss = config.model, config.data, config.loss
-        self._labels = None if labels is None else dict(labels)
-        self._sets: dict[Split, FolderImages | Scenes] = {}
+        super().__init__(config, labels)
+        self._loss = config.loss
 
     def check(self, *, training: bool = True) -> None:
         """Raise a SettingsError if data or weights are missing, or if the network cannot be built."""
@@ -51,22 +47,9 @@ class Classification(Task):
         if training:
             self._model.check(len(self.labels()))
 
-    def _images(self, split: Split) -> FolderImages | Scenes:
-        if split not in self._sets:
-            self._sets[split] = self._data.images_of(split)
-        return self._sets[split]
-
     def labels(self) -> dict[int, str]:
         """The names of the classes."""
         return dict(enumerate(self._data.classes())) if self._labels is None else self._labels
-
-    def train_set(self) -> Images:
-        """(image as uint8, label)."""
-        return self._images("train")
-
-    def val_set(self) -> Images:
-        """(image as uint8, label)."""
-        return self._images("val")
 
     def collate(self, samples: Sequence[Any], *, training: bool) -> Batch:
         """Stack the readable images; in training they also replace the unreadable ones."""

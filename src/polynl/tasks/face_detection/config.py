@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -12,7 +12,7 @@ from polynl.config import NEUTRAL, Positive
 from polynl.data.config import DrawnConfig, Split
 from polynl.errors import SettingsError
 from polynl.tasks.config import AnnotatedConfig, FlipConfig, FromScenes, TaskConfig
-from polynl.tasks.face_detection.data import FaceImage, FaceImages, count_faces, event_and_name, read_faces
+from polynl.tasks.face_detection.data import FaceImages, counts, event_and_name, read_faces
 from polynl.tasks.face_detection.files import read_ground_truth
 from polynl.tasks.face_detection.metric import Faces, GroundTruth
 from polynl.tasks.face_detection.model import FaceDetectorConfig
@@ -51,8 +51,8 @@ class WiderFaceConfig(AnnotatedConfig):
         """The images and checked annotations of a split."""
         file, folder = self.places(split)
         train, faces = split == "train", read_faces(file, folder)
-        if train and not (counts := count_faces(faces)).usable:
-            raise SettingsError(f"{file} has no face to train on: {counts}.")
+        if train and not any(image.usable.any() for image in faces):
+            raise SettingsError(f"{file} has no face to train on: {counts(faces)}.")
         return FaceImages(
             faces,
             folder,
@@ -65,22 +65,23 @@ class WiderFaceConfig(AnnotatedConfig):
         """The faces on the images to score on."""
         if self.ground_truth is not None:
             return read_ground_truth(self.ground_truth).only(map(event_and_name, images.names))
-        faces = read_faces(*self.places("val"))
-        return GroundTruth({event_and_name(image.name): _all_count(image) for image in faces})
+        truth, nothing = GroundTruth(), np.zeros(0, dtype=np.int64)
+        for image in read_faces(*self.places("val")):
+            (valid,) = np.nonzero(image.usable.numpy())
+            counted = {"easy": nothing, "medium": nothing, "hard": valid}
+            truth[event_and_name(image.name)] = Faces(image.boxes.numpy(), counted)
+        return truth
 
 
 class FaceScenesConfig(FlipConfig, DrawnConfig, FromScenes):
     """Faces drawn from a seed: nothing to download."""
 
+    truth_scale: ClassVar = 1.0  # scenes have the size of their ground truth
+
     images: Positive = 1_000
     val_images: Positive = 100
     size: Annotated[int, Field(ge=32)] = 256
     patch: PatchConfig = PatchConfig(size=128, scale=(0.4, 1.0))
-
-    @property
-    def truth_scale(self) -> float:
-        """Scenes have the size of their ground truth."""
-        return 1.0
 
     def load(self, split: Split) -> FaceScenes:
         """The scenes of a split."""
@@ -93,17 +94,8 @@ class FaceScenesConfig(FlipConfig, DrawnConfig, FromScenes):
         return images.ground_truth()
 
 
-def _all_count(image: FaceImage) -> Faces:
-    nothing = np.zeros(0, dtype=np.int64)
-    (rows,) = np.nonzero(image.usable.numpy())
-    return Faces(image.boxes.numpy(), {"easy": nothing, "medium": nothing, "hard": rows})
-
-
-FaceData = Annotated[WiderFaceConfig | FaceScenesConfig, Field(discriminator="source")]
-
-
 class FaceDetectionConfig(TaskConfig):
     """Images with faces in them."""
 
     model: FaceDetectorConfig = FaceDetectorConfig()
-    data: FaceData
+    data: Annotated[WiderFaceConfig | FaceScenesConfig, Field(discriminator="source")]

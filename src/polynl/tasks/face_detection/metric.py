@@ -39,7 +39,7 @@ One of the official Hard faces is -2 wide and overlaps nothing: no detector find
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,36 +71,24 @@ class Faces:
     counted: Mapping[str, Array]
 
 
-@dataclass(frozen=True, eq=False)
-class GroundTruth(Mapping[Image, Faces]):
-    """The faces of each image; iterates over the images, (event, name)."""
-
-    images: Mapping[Image, Faces]
-
-    def __getitem__(self, image: Image) -> Faces:
-        return self.images[image]
-
-    def __iter__(self) -> Iterator[Image]:
-        return iter(self.images)
-
-    def __len__(self) -> int:
-        return len(self.images)
+class GroundTruth(dict[Image, Faces]):
+    """The faces of each image, (event, name)."""
 
     @property
     def events(self) -> list[str]:
         """Every event once, in the order of the images."""
-        return list(dict.fromkeys(event for event, _ in self.images))
+        return list(dict.fromkeys(event for event, _ in self))
 
     def count(self, subset: str) -> int:
         """The number of faces that count in a subset."""
-        return sum(len(faces.counted[subset]) for faces in self.images.values())
+        return sum(len(faces.counted[subset]) for faces in self.values())
 
     def only(self, images: Iterable[Image]) -> GroundTruth:
         """The ground truth of these images."""
         chosen = set(images)
         for image in sorted(chosen):
             _check_known(image, self, "an image to score")
-        return GroundTruth({image: faces for image, faces in self.images.items() if image in chosen})
+        return GroundTruth({image: faces for image, faces in self.items() if image in chosen})
 
 
 @dataclass(frozen=True)
@@ -136,23 +124,6 @@ def wider_face_evaluation(truth: GroundTruth, predictions: Predictions) -> Wider
     >>> wider_face_evaluation(truth, {("0--Parade", "band"): found}).ap
     {'easy': 1.0, 'medium': 1.0, 'hard': 0.5}
     """
-    found = checked_predictions(truth, predictions)
-    face, score = _matches(truth, found)
-    best = np.full(sum(len(faces.boxes) for faces in truth.values()), -1.0)
-    np.maximum.at(best, face[face >= 0], score[face >= 0])
-    evaluation = WiderFaceEvaluation({}, {})
-    for subset in SUBSETS:
-        counts = _counts(truth, subset)
-        if counts.any():
-            ignored = (face >= 0) & ~np.append(counts, False)[face]
-            curve = _curve(best[counts], score[~ignored])
-            evaluation.curves[subset] = curve
-            evaluation.ap[subset] = _average_precision(*curve)
-    return evaluation
-
-
-def checked_predictions(truth: GroundTruth, predictions: Predictions) -> dict[Image, Array]:
-    """Float64 (k, 5) for each image of the ground truth; a SettingsError says what is wrong."""
     for image in predictions:
         _check_known(image, truth, "an image of the predictions")
     if missing := [image for image in truth if image not in predictions]:
@@ -160,7 +131,18 @@ def checked_predictions(truth: GroundTruth, predictions: Predictions) -> dict[Im
             f"{'/'.join(missing[0])} has no predictions ({len(missing):,} of {len(truth):,} images have "
             "none): if nothing is found, pass an array of shape (0, 5)."
         )
-    return {image: checked_detections(image, predictions[image]) for image in truth}
+    face, score = _matches(truth, {image: checked_detections(image, predictions[image]) for image in truth})
+    best = np.full(sum(len(faces.boxes) for faces in truth.values()), -1.0)
+    np.maximum.at(best, face[face >= 0], score[face >= 0])
+    evaluation = WiderFaceEvaluation({}, {})
+    for subset in SUBSETS:
+        counts = _counts(truth, subset)
+        if counts.any():
+            ignored = (face >= 0) & ~np.append(counts, False)[face]
+            recall, precision = evaluation.curves[subset] = _curve(best[counts], score[~ignored])
+            best_from_here = np.maximum.accumulate(precision[::-1])[::-1]
+            evaluation.ap[subset] = float((np.diff(recall, prepend=0.0) * best_from_here).sum())
+    return evaluation
 
 
 def checked_detections(image: Image, detections: Any) -> Array:
@@ -184,7 +166,7 @@ def checked_detections(image: Image, detections: Any) -> Array:
 
 
 def _check_known(image: Image, truth: GroundTruth, what: str) -> None:
-    if image not in truth.images:
+    if image not in truth:
         names = ["/".join(known) for known in truth]
         raise SettingsError(
             f"{what} is {image!r}, which is not in the ground truth (event, name without suffix)."
@@ -192,81 +174,51 @@ def _check_known(image: Image, truth: GroundTruth, what: str) -> None:
         )
 
 
-def _matches(truth: GroundTruth, found: Mapping[Image, Array]) -> tuple[Array, Array]:
+def _matches(truth: GroundTruth, found: Predictions) -> tuple[Array, Array]:
     """For each detection in an image with faces: its face, numbered over all images, or -1; and its score."""
-    low, high = _range_of_scores(found)
     places, scores = [np.zeros(0, dtype=np.intp)], [np.zeros(0)]
     first = 0
     for image, faces in truth.items():
-        detections = found[image]
-        if len(faces.boxes) and len(detections):
-            best = _best_faces(detections[:, :4], faces.boxes)
+        if len(faces.boxes) and len(found[image]):
+            best = _best_faces(found[image][:, :4], faces.boxes)
             places.append(np.where(best >= 0, best + first, -1))
-            scores.append(detections[:, 4])
+            scores.append(found[image][:, 4])
         first += len(faces.boxes)
     score = np.concatenate(scores)
+    everywhere = np.concatenate([np.zeros((0, 5)), *found.values()])[:, 4]
+    low, high = (everywhere.min(), everywhere.max()) if len(everywhere) else (0.0, 0.0)
     return np.concatenate(places), (score - low) / (high - low) if high > low else np.ones_like(score)
-
-
-def _range_of_scores(found: Mapping[Image, Array]) -> tuple[float, float]:
-    scores = [detections[:, 4] for detections in found.values() if len(detections)]
-    return (min(map(np.min, scores)), max(map(np.max, scores))) if scores else (0.0, 0.0)
 
 
 def _best_faces(detections: Array, faces: Array) -> Array:
     """For each of the boxes (k, 4) the row of the face that it overlaps most, or -1."""
     rows = max(1, _MOST_PAIRS // len(faces))
-    slabs = [detections[start : start + rows] for start in range(0, len(detections), rows)]
-    return np.concatenate([_best_faces_at_once(slab, faces) for slab in slabs])
-
-
-def _best_faces_at_once(detections: Array, faces: Array) -> Array:
-    overlaps = _overlaps(detections, faces)
-    best = overlaps.argmax(1)
-    return np.where(overlaps[np.arange(len(best)), best] >= _MIN_IOU, best, -1)
+    slabs = (_overlaps(detections[at : at + rows], faces) for at in range(0, len(detections), rows))
+    return np.concatenate([np.where(slab.max(1) >= _MIN_IOU, slab.argmax(1), -1) for slab in slabs])
 
 
 def _overlaps(detections: Array, faces: Array) -> Array:
     """IoU (k, n) of boxes x, y, w, h whose far corners are pixels of theirs."""
-    widths, width, face_width = _shared(detections[:, 0::2], faces[:, 0::2])
-    heights, height, face_height = _shared(detections[:, 1::2], faces[:, 1::2])
-    # Without the test for both, two negative sides would make an area.
-    common = np.where((widths > 0) & (heights > 0), widths * heights, 0.0)
-    union = width * height + face_width * face_height - common
-    return np.divide(common, union, out=np.zeros_like(common), where=common > 0)
-
-
-def _shared(spans: Array, others: Array) -> tuple[Array, Array, Array]:
-    """Along one axis, of spans (k, 2) and others (n, 2), both start and size: the lengths that each two share
-    (k, n), below 1 where they do not, and the lengths of the spans (k, 1) and of the others (n,)."""
-    start, other_start = spans[:, :1], others[:, 0]
-    end, other_end = start + spans[:, 1:], other_start + others[:, 1]
+    # Both axes at once, the first of each array: (2, k, 1) and (2, 1, n).
+    start, other_start = detections.T[:2, :, None], faces.T[:2, None]
+    end, other_end = start + detections.T[2:, :, None], other_start + faces.T[2:, None]
     shared = np.minimum(end, other_end) - np.maximum(start, other_start) + 1
-    return shared, end - start + 1, other_end - other_start + 1
+    # Without the test for both, two negative sides would make an area.
+    common = np.where((shared > 0).all(0), shared.prod(0), 0.0)
+    union = (end - start + 1).prod(0) + (other_end - other_start + 1).prod(0) - common
+    return np.divide(common, union, out=np.zeros_like(common), where=common > 0)
 
 
 def _counts(truth: GroundTruth, subset: str) -> Array:
     """Whether each face, numbered over all images, counts."""
-    parts = [np.zeros(0, dtype=bool)]
-    for faces in truth.values():
-        part = np.zeros(len(faces.boxes), dtype=bool)
-        part[faces.counted[subset]] = True
-        parts.append(part)
-    return np.concatenate(parts)
+    parts = [np.isin(np.arange(len(faces.boxes)), faces.counted[subset]) for faces in truth.values()]
+    return np.concatenate([np.zeros(0, dtype=bool), *parts])
 
 
 def _curve(best: Array, scores: Array) -> tuple[Array, Array]:
     """Recall and precision of counted faces by their best scores and of detections by theirs."""
-    found, detections = _reaching(best), _reaching(scores)
+    found, detections = (
+        len(values) - np.searchsorted(np.sort(values), _THRESHOLDS, side="left") for values in (best, scores)
+    )
     some = detections > 0
     return found[some] / len(best), found[some] / detections[some]
-
-
-def _reaching(scores: Array) -> Array:
-    """How many scores reach each threshold."""
-    return len(scores) - np.searchsorted(np.sort(scores), _THRESHOLDS, side="left")
-
-
-def _average_precision(recall: Array, precision: Array) -> float:
-    best_from_here = np.maximum.accumulate(precision[::-1])[::-1]
-    return float((np.diff(recall, prepend=0.0) * best_from_here).sum())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import torch
@@ -72,7 +72,9 @@ class FaceDetectorConfig(DetectorConfig):
             # Otherwise the coarsest map would have another stride than in training.
             size_divisible=2 ** max(self.levels),
             _skip_resize=True,
-            **self.further_arguments(),
+            min_size=self.min_size,
+            max_size=self.max_size,
+            **self.detector_options,
         )
         model.head.regression_head._loss_type = "diou"
         return self.complete(model)
@@ -148,19 +150,16 @@ def matched(boxes: Tensor, anchors: Tensor, *, positive: float, negative: float)
     if len(boxes) == 0:
         return anchors.new_full((len(anchors),), NEGATIVE, dtype=torch.int64)
     best, owners, highest = [], [], anchors.new_zeros(len(boxes))
-    for overlaps in _overlaps(boxes, anchors):
+    parts = anchors.split(max(1, MOST_OVERLAPS // len(boxes)))
+    for part in parts:
+        overlaps = box_iou(boxes, part)
         values, places = overlaps.max(0)
         best.append(values)
         owners.append(places)
         highest = torch.maximum(highest, overlaps.amax(1))
     # Otherwise every anchor would be the best one of a box that no anchor touches.
     highest = highest.where(highest > 0, torch.inf)
-    unsurpassed = torch.cat([(overlaps == highest[:, None]).any(0) for overlaps in _overlaps(boxes, anchors)])
+    unsurpassed = torch.cat([(box_iou(boxes, part) == highest[:, None]).any(0) for part in parts])
     iou, owner = torch.cat(best), torch.cat(owners)
     found = owner.where(iou >= positive, IGNORED).where(iou >= negative, NEGATIVE)
     return owner.where(unsurpassed, found)
-
-
-def _overlaps(boxes: Tensor, anchors: Tensor) -> Iterator[Tensor]:
-    for part in anchors.split(max(1, MOST_OVERLAPS // len(boxes))):
-        yield box_iou(boxes, part)

@@ -10,23 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import Dataset
 from torchvision.ops import box_convert
 
 from polynl.data.config import Split
 from polynl.data.scenes import seed_of
-from polynl.tasks.face_detection.data import (
-    BoxesOfImages,
-    FaceImage,
-    FaceTransform,
-    event_and_name,
-    face_sample,
-)
+from polynl.tasks.face_detection.data import FaceSamples, event_and_name
 from polynl.tasks.face_detection.metric import SUBSETS, Faces, GroundTruth
 
 SMALLEST = 4.0
@@ -115,7 +109,7 @@ class Items:
         return Items(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
 
 
-class FaceScenes(Dataset[tuple[Tensor, dict[str, Any]]]):
+class FaceScenes(FaceSamples):
     """`count` scenes of one split, with samples like those of `FaceImages`; all are drawn at construction.
 
     >>> scenes = FaceScenes(4, size=96, split="val", seed=0, training=True)
@@ -124,57 +118,32 @@ class FaceScenes(Dataset[tuple[Tensor, dict[str, Any]]]):
     ((3, 96, 96), '2--Crowd/000000.png', (36, 4))
     """
 
-    def __init__(
-        self,
-        count: int,
-        *,
-        size: int,
-        split: Split,
-        seed: int,
-        training: bool,
-        transform: FaceTransform | None = None,
-    ) -> None:
+    def __init__(self, count: int, *, size: int, split: Split, seed: int, **options: Any) -> None:
         if count < 1 or size < 32:
             raise ValueError(f"count {count}, size {size}: expected at least 1 scene, and 32 pixels.")
-        drawn = draw_face_scenes(count, size=size, split=split, seed=seed)
-        images, faces = zip(*drawn, strict=True)
+        images, names, boxes = zip(*draw_face_scenes(count, size=size, split=split, seed=seed), strict=True)
+        super().__init__(list(chain(*names)), list(chain(*boxes)), **options)
         self.images = torch.cat(images)
-        drawn_faces = [image for some in faces for image in some]
-        self.names = [image.name for image in drawn_faces]
-        self._boxes = BoxesOfImages([image.boxes for image in drawn_faces])
-        self._training, self._transform = training, transform
 
-    @property
-    def faces(self) -> list[FaceImage]:
-        """All faces of every scene."""
-        return [_valid(name, self._boxes[number]) for number, name in enumerate(self.names)]
+    def image(self, number: int) -> Tensor:
+        """A scene."""
+        return self.images[number]
 
     def ground_truth(self) -> GroundTruth:
         """All faces, and those that count in each subset."""
-        return GroundTruth({event_and_name(image.name): _counted(image.boxes) for image in self.faces})
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Any]]:
-        number = range(len(self))[index]
-        name, boxes = self.names[number], box_convert(self._boxes[number], "xywh", "xyxy")
-        target = {"image_id": number, "name": name}
-        return face_sample(
-            self.images[number], boxes, target, training=self._training, transform=self._transform
-        )
-
-
-def _counted(boxes: Tensor) -> Faces:
-    heights = boxes[:, 3]
-    counted = {subset: torch.where(heights >= least)[0].numpy() for subset, least in LEAST_HEIGHTS.items()}
-    return Faces(boxes.numpy(), counted)
+        truth = GroundTruth()
+        for number, name in enumerate(self.names):
+            boxes = self.boxes(number)
+            least = LEAST_HEIGHTS.items()
+            counted = {subset: torch.where(boxes[:, 3] >= height)[0].numpy() for subset, height in least}
+            truth[event_and_name(name)] = Faces(boxes.numpy(), counted)
+        return truth
 
 
 def draw_face_scenes(
     count: int, *, size: int, split: Split, seed: int
-) -> Iterator[tuple[Tensor, list[FaceImage]]]:
-    """The scenes of a split, (n, 3, size, size) as uint8, and their faces, a few at a time."""
+) -> Iterator[tuple[Tensor, list[str], list[Tensor]]]:
+    """The scenes of a split, (n, 3, size, size) as uint8, their names and faces (k, 4), a few at a time."""
     for first in range(0, count, CHUNK):
         generator = torch.Generator().manual_seed(seed_of(seed, split, first // CHUNK))
         draw = _Draw(size, generator)
@@ -189,15 +158,8 @@ def draw_face_scenes(
             faces = seen[seen.kinds == _FACE]
             numbers = range(first + start, min(first + start + _PAINTED, count))
             names = [f"{EVENTS[events[number - first]].name}/{number:06}.png" for number in numbers]
-            yield pictures[: len(names)], [_face_image(faces, *named) for named in enumerate(names)]
-
-
-def _face_image(faces: Items, scene: int, name: str) -> FaceImage:
-    return _valid(name, box_convert(faces[faces.scenes == scene].boxes, "xyxy", "xywh"))
-
-
-def _valid(name: str, boxes: Tensor) -> FaceImage:
-    return FaceImage(name, boxes, torch.zeros(len(boxes), dtype=torch.bool))
+            boxes = box_convert(faces.boxes, "xyxy", "xywh")
+            yield pictures[: len(names)], names, [boxes[faces.scenes == n] for n in range(len(names))]
 
 
 # What is in a scene
@@ -220,8 +182,14 @@ class _Draw:
         faces = self._faces(scenes.repeat_interleave(numbers), events)
         others = self._others(scenes.repeat_interleave(_DISTRACTORS), heights=(0.06, 0.3), aspects=(0.7, 1.6))
         clutter = self._others(scenes.repeat_interleave(_CLUTTER), heights=(0.1, 0.5), aspects=(0.6, 2.0))
-        kept = torch.cat([_apart(faces, others, scene) for scene in range(count)])
-        return events.tolist(), clutter, _joined(faces, others)[kept]
+        items = Items(
+            **{
+                field.name: torch.cat([getattr(faces, field.name), getattr(others, field.name)])
+                for field in fields(Items)
+            }
+        )
+        kept = torch.cat([_apart(items, scene) for scene in range(count)])
+        return events.tolist(), clutter, items[kept]
 
     def background(self, count: int) -> Tensor:
         """Soft patches of colour, coarse and fine."""
@@ -245,34 +213,27 @@ class _Draw:
         high = torch.where(anyhow, highest.max(), highest[events[scenes]])
         heights = low * (high / low) ** self._uniform(count)
         kinds = torch.full((count,), _FACE)
-        turn = self._uniform(count, low=-_LARGEST_TURN, high=_LARGEST_TURN)
-        return self._items(scenes, kinds, heights, _ASPECTS, turn, self._skin(count))
+        angles = self._uniform(count, low=-_LARGEST_TURN, high=_LARGEST_TURN)
+        colours = self._skin(count)
+        return self._items(heights, _ASPECTS, scenes=scenes, kinds=kinds, angles=angles, colours=colours)
 
     def _others(self, scenes: Tensor, *, heights: tuple[float, float], aspects: tuple[float, float]) -> Items:
         count = len(scenes)
         low, high = (max(_SMALLEST_DISTRACTOR, height * self.size) for height in heights)
         sizes = low * (high / low) ** self._uniform(count)
         kinds = torch.where(self._uniform(count) < 0.6, _ELLIPSE, _BOX)
-        turn = self._uniform(count, low=-1.5, high=1.5)
+        angles = self._uniform(count, low=-1.5, high=1.5)
         colours = torch.where(self._uniform(count, 1) < 0.4, self._skin(count), self._uniform(count, 3))
-        return self._items(scenes, kinds, sizes, aspects, turn, colours)
+        return self._items(sizes, aspects, scenes=scenes, kinds=kinds, angles=angles, colours=colours)
 
-    def _items(
-        self,
-        scenes: Tensor,
-        kinds: Tensor,
-        heights: Tensor,
-        aspects: tuple[float, float],
-        angles: Tensor,
-        colours: Tensor,
-    ) -> Items:
+    def _items(self, heights: Tensor, aspects: tuple[float, float], **looks: Tensor) -> Items:
         """Items placed inside the image, if they fit."""
-        count = len(scenes)
+        count = len(heights)
         widths = heights / self._uniform(count, low=aspects[0], high=aspects[1])
         radii = torch.stack([widths, heights], 1) / 2
         hair = torch.tensor(_HAIR)[torch.randint(len(_HAIR), (count,), generator=self.generator)]
         light = self._uniform(count, low=-0.25, high=0.25)
-        centred = Items(scenes, kinds, torch.zeros(count, 2), radii, angles, colours, hair, light)
+        centred = Items(centres=torch.zeros(count, 2), radii=radii, hair=hair, light=light, **looks)
         reach = centred.boxes[:, 2:].clamp(max=self.size / 2)
         centres = reach + (self.size - 2 * reach) * self._uniform(count, 2)
         return replace(centred, centres=centres)
@@ -289,17 +250,12 @@ class _Draw:
         return low + (high - low) * torch.rand(*shape, generator=self.generator)
 
 
-def _joined(one: Items, other: Items) -> Items:
-    parts = {field.name: (getattr(one, field.name), getattr(other, field.name)) for field in fields(Items)}
-    return Items(**{name: torch.cat(both) for name, both in parts.items()})
-
-
-def _apart(faces: Items, others: Items, scene: int) -> Tensor:
-    """Places, in faces then others, of a scene's items that hardly hide each other; large faces first."""
-    (of_faces,) = torch.where(faces.scenes == scene)
-    (of_others,) = torch.where(others.scenes == scene)
-    of_faces = of_faces[faces.radii[of_faces, 1].argsort(descending=True, stable=True)]
-    low, high = torch.cat([faces[of_faces].boxes, others[of_others].boxes]).split(2, 1)
+def _apart(items: Items, scene: int) -> Tensor:
+    """Places of a scene's items that hardly hide each other; faces come first, the large ones before all."""
+    (places,) = torch.where(items.scenes == scene)
+    rank = torch.where(items.kinds[places] == _FACE, -items.radii[places, 1], 0.0)
+    places = places[rank.argsort(stable=True)]
+    low, high = items[places].boxes.split(2, 1)
     common = (high[:, None].minimum(high) - low[:, None].maximum(low)).clamp(min=0).prod(2)
     areas = (high - low).prod(1)
     hiding = (common > _HIDDEN * areas[:, None].minimum(areas)).tolist()
@@ -307,7 +263,7 @@ def _apart(faces: Items, others: Items, scene: int) -> Tensor:
     for place, hides in enumerate(hiding):
         if not any(hides[earlier] for earlier in kept):
             kept.append(place)
-    return torch.cat([of_faces, len(faces.scenes) + of_others])[kept]
+    return places[kept]
 
 
 # How it is painted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from polynl.config import errors_at
-from polynl.data.config import Split
 from polynl.errors import SettingsError
-from polynl.tasks.base import Batch, DetectionTask, Images, PaperTable
+from polynl.tasks.base import Batch, DetectionTask, PaperTable
 from polynl.tasks.detections import Detections
 from polynl.tasks.face_detection.config import FaceDetectionConfig
 from polynl.tasks.face_detection.data import event_and_name
@@ -53,47 +52,28 @@ class FaceDetection(DetectionTask):
     )
     detections_are = "folder"
 
-    def __init__(self, config: FaceDetectionConfig, labels: Mapping[int, str] | None = None) -> None:
-        self._model, self._data = config.model, config.data
-        self._names = {FACE: "face"} if labels is None else dict(labels)
-        self._loaded: dict[Split, Any] = {}
-
-    def _load(self, split: Split) -> Any:
-        if split not in self._loaded:
-            self._loaded[split] = self._data.load(split)
-        return self._loaded[split]
-
     @cached_property
     def _truth(self) -> GroundTruth:
         return self._data.truth(self._load("val"))
 
     def labels(self) -> dict[int, str]:
         """The only category."""
-        return self._names
+        return {FACE: "face"} if self._labels is None else self._labels
 
     def output_labels(self) -> dict[int, str]:
         """The network's only class has the number 0."""
-        return {number - FACE: name for number, name in self._names.items()}
+        return {number - FACE: name for number, name in self.labels().items()}
 
     def check(self, *, training: bool = True) -> None:
         """Raise a SettingsError if data or weights are missing, or if the detector cannot be built."""
-        self._data.check(training=training)
+        super().check(training=training)
         if not self._truth.count("hard"):
             raise SettingsError(
                 "no face on the images to score on counts as Hard: there is nothing to score."
             )
         if training:
             self._load("train")
-            self._model.check_files()
             self.model()
-
-    def train_set(self) -> Images:
-        """(patch as uint8, boxes and labels)."""
-        return self._load("train")
-
-    def val_set(self) -> Images:
-        """(image as uint8, its name)."""
-        return self._load("val")
 
     def model(self) -> nn.Module:
         """The detector."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import torch
-from pydantic import AfterValidator, Field
+from pydantic import Field
 from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
-from polynl.config import Config, Positive, Probability, fractions
+from polynl.config import Config, Fractions, Positive, Probability
 
 
 class PatchConfig(Config):
@@ -19,7 +17,7 @@ class PatchConfig(Config):
 
     size: Positive = 640
     """Side in pixels after resizing."""
-    scale: Annotated[tuple[float, float], AfterValidator(fractions)] = (0.3, 1.0)
+    scale: Fractions = (0.3, 1.0)
     """Side before resizing, as a fraction of the image's shorter side: [from, to]."""
     distort: Probability = 0.5
     """Probability of each colour distortion."""
@@ -54,11 +52,14 @@ class FacePatch:
         """Transform an image (3, h, w) and boxes (k, 4), xyxy, which become float32."""
         boxes = boxes.float()
         top, left, side, kept = self._patch(image, boxes)
-        cropped = (functional.crop(part, top, left, side, side) for part in _as_tv(image, boxes[kept]))
+        faces = tv_tensors.BoundingBoxes(boxes[kept], format="XYXY", canvas_size=tuple(image.shape[1:]))
+        parts = tv_tensors.Image(image), faces
+        cropped = (functional.crop(part, top, left, side, side) for part in parts)
         # Before resizing: most patches are enlarged.
         distorted = self._distort(*cropped)
         resized = (functional.resize(part, [self.size, self.size], antialias=True) for part in distorted)
-        return _plain(*self._flip(*resized))
+        image, boxes = (part.as_subclass(Tensor) for part in self._flip(*resized))
+        return image, boxes
 
     def _patch(self, image: Tensor, boxes: Tensor) -> tuple[int, int, int, Tensor]:
         """Top and left edge, side, and which faces are in it, (k,)."""
@@ -78,12 +79,3 @@ class FacePatch:
         edges = (boxes - low.repeat(2)).clamp(0, side) * (self.size / side)
         shorter = (edges[:, 2:] - edges[:, :2]).amin(1)
         return ((centres >= 0) & (centres < side)).all(1) & (shorter > 0) & (shorter >= self.min_face)
-
-
-def _as_tv(image: Tensor, boxes: Tensor) -> tuple[tv_tensors.Image, tv_tensors.BoundingBoxes]:
-    boxes = tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=tuple(image.shape[1:]))
-    return tv_tensors.Image(image), boxes
-
-
-def _plain(image: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
-    return image.as_subclass(Tensor), boxes.as_subclass(Tensor)

@@ -12,7 +12,6 @@ from polynl.tasks.config import AnnotatedConfig, FlipConfig, FromScenes, TaskCon
 from polynl.tasks.instance_segmentation.annotations import only, read_annotations
 from polynl.tasks.instance_segmentation.data import (
     CocoImages,
-    Loaded,
     SceneInstances,
     contiguous_labels,
     labels_by_id,
@@ -35,27 +34,22 @@ class CocoConfig(AnnotatedConfig):
     group_by_aspect: bool = True
     """Make training batches of images of similar aspect ratio, so that little is padded."""
 
-    def load(self, split: Split) -> Loaded:
+    def load(self, split: Split) -> CocoImages:
         """The images and checked annotations of a split."""
         file, folder = self.places(split)
-        everything = read_annotations(file, folder)
-        chosen = everything if self.categories is None else only(everything, self.categories)
-        if split == "val" and all(entry["iscrowd"] for entry in chosen.content["annotations"]):
+        annotations = read_annotations(file, folder)
+        if self.categories is not None:
+            annotations = only(annotations, self.categories)
+        if split == "val" and all(entry["iscrowd"] for entry in annotations.content["annotations"]):
             raise SettingsError(f"{file} has no object to find, so there is nothing to score.")
-        labels = (labels_by_id if self.category_ids == "keep" else contiguous_labels)(chosen.categories)
-        images = CocoImages(
-            chosen,
+        numbered = labels_by_id if self.category_ids == "keep" else contiguous_labels
+        return CocoImages(
+            annotations,
             folder,
-            labels=labels,
+            labels=numbered(annotations.categories),
             training=split == "train",
             flip=self.flip,
             on_bad_image=self.on_bad_image,
-        )
-        return Loaded(
-            images,
-            names={label: chosen.categories[category] for category, label in labels.items()},
-            category_ids={label: category for category, label in labels.items()},
-            left_out=frozenset(everything.categories.keys() - chosen.categories.keys()),
         )
 
 
@@ -65,17 +59,13 @@ class SceneInstancesConfig(FlipConfig, SceneOptions, FromScenes):
     group_by_aspect: bool = False
     """Has no effect: all scenes are square."""
 
-    def load(self, split: Split) -> Loaded:
+    def load(self, split: Split) -> SceneInstances:
         """The scenes of a split."""
-        images = SceneInstances(**self.drawn_from(split), training=split == "train", flip=self.flip)
-        return Loaded(images, images.categories, {label: label for label in images.categories})
-
-
-InstanceData = Annotated[CocoConfig | SceneInstancesConfig, Field(discriminator="source")]
+        return SceneInstances(**self.drawn_from(split), training=split == "train", flip=self.flip)
 
 
 class InstanceSegmentationConfig(TaskConfig):
     """Images with objects, each with a box and a mask."""
 
     model: MaskRCNNConfig = MaskRCNNConfig()
-    data: InstanceData
+    data: Annotated[CocoConfig | SceneInstancesConfig, Field(discriminator="source")]

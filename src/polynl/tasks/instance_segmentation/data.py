@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from pycocotools import mask as coco_mask
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
-from torchvision.ops import box_convert
+from torchvision.ops import box_convert, clip_boxes_to_image
 from torchvision.transforms import v2
 
 from polynl.data.config import Split
@@ -23,7 +23,7 @@ from polynl.data.images import Unreadable, UnreadableImageError, read_for_detect
 from polynl.data.scenes import CATEGORIES, Scenes
 from polynl.data.scenes_export import coco_content
 from polynl.errors import SettingsError
-from polynl.tasks.instance_segmentation.annotations import Annotations, Entry, mask_of
+from polynl.tasks.instance_segmentation.annotations import Annotations, Entry, encoded
 
 _LARGEST_LABEL = 1000
 # In pixels: a thinner box may have no extent once it is flipped or resized, in float32.
@@ -31,14 +31,56 @@ _LEAST_EXTENT = 0.01
 _ASPECT_BINS = [2.0 ** (-1 + place / 3) for place in range(7)]
 
 
-class CocoImages(Dataset[Any]):
-    """Images and their objects, in order of ids: (image as uint8, target), as in torchvision's reference.
+class InstanceSamples(Dataset[Any]):
+    """Images and their objects: (image as uint8, target), as in torchvision's reference.
 
     A target has the `image_id`; in training also `boxes` (k, 4) as left, top, right and bottom edge, `labels`
-    (k,) and `masks` (k, h, w) of objects that are not crowds and whose box has some extent in the image.
+    (k,) and `masks` (k, h, w).
+    """
 
-    Training leaves out images without annotations, or whose boxes all have a side of at most 1; one that has
-    only crowds stays, with k = 0. Scoring uses all images.
+    categories: dict[int, str]
+    """Names by label."""
+    category_ids: dict[int, int]
+    """COCO's ids by label."""
+    left_out: frozenset[int] = frozenset()
+    """Ids of categories that are neither learned nor scored."""
+    image_ids: Sequence[int]
+
+    def __init__(self, *, training: bool, flip: float = 0.5) -> None:
+        self._training, self._flip = training, v2.RandomHorizontalFlip(flip)
+
+    @abstractmethod
+    def image(self, number: int) -> Tensor | Unreadable:
+        """An image as uint8, (3, h, w)."""
+
+    @abstractmethod
+    def objects(self, number: int) -> dict[str, Tensor]:
+        """The boxes, labels and masks to learn from."""
+
+    def __len__(self) -> int:
+        return len(self.image_ids)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Any]] | Unreadable:
+        number = range(len(self))[index]
+        image = self.image(number)
+        if isinstance(image, Unreadable):
+            return image
+        target = {"image_id": self.image_ids[number]}
+        if not self._training:
+            return image, target
+        objects = self.objects(number)
+        boxes = tv_tensors.BoundingBoxes(objects["boxes"], format="XYXY", canvas_size=tuple(image.shape[1:]))
+        parts = self._flip(tv_tensors.Image(image), boxes, tv_tensors.Mask(objects["masks"]))
+        image, boxes, masks = (part.as_subclass(Tensor) for part in parts)
+        return image, target | {"boxes": boxes, "labels": objects["labels"], "masks": masks}
+
+
+class CocoImages(InstanceSamples):
+    """Images in files, in order of ids; `labels` are by category.
+
+    Objects to learn from are not crowds, and their box has some extent in the image. Training leaves out
+    images without annotations, or whose boxes all have a side of at most 1; one that has only crowds stays,
+    with k = 0. Scoring uses all images.
 
     `on_bad_image` "stop": an image that cannot be decoded, or whose size the annotations contradict, raises;
     "skip": it becomes an `Unreadable`.
@@ -50,75 +92,72 @@ class CocoImages(Dataset[Any]):
         folder: str | os.PathLike[str],
         *,
         labels: Mapping[int, int],
+        on_bad_image: Literal["stop", "skip"],
         training: bool,
         flip: float = 0.5,
-        on_bad_image: Literal["stop", "skip"],
     ) -> None:
+        super().__init__(training=training, flip=flip)
         missing = sorted(annotations.categories.keys() - labels.keys())
         if training and missing:
             raise ValueError(f"labels {dict(labels)}: expected one for each category, also for {missing}.")
-        self._annotations, self._folder, self._labels = annotations, os.fspath(folder), labels
-        self._training, self._stops = training, on_bad_image == "stop"
-        self._flip = v2.RandomHorizontalFlip(flip)
+        self._path, self._folder, self._labels = annotations.path, os.fspath(folder), labels
+        self._stops = on_bad_image == "stop"
+        self.ground_truth, self.left_out = annotations.content, annotations.left_out
+        self.category_ids = {label: category for category, label in labels.items()}
+        self.categories = {label: annotations.categories[one] for label, one in self.category_ids.items()}
         self._objects: dict[int, list[Entry]] = defaultdict(list)
-        for entry in annotations.content["annotations"]:
+        for entry in self.ground_truth["annotations"]:
             self._objects[entry["image_id"]].append(entry)
-        images = sorted(annotations.content["images"], key=lambda image: image["id"])
-        self._images: list[Entry] = [
-            image for image in images if not training or _has_objects(self._objects.get(image["id"], []))
-        ]
-        if not self._images:
+        images = sorted(self.ground_truth["images"], key=lambda image: image["id"])
+        if training:
+            entries = self.ground_truth["annotations"]
+            large = {entry["image_id"] for entry in entries if min(entry["bbox"][2:]) > 1}
+            images = [image for image in images if image["id"] in large]
+        if not images:
             wanted = "image with an object to train on" if training else "image"
             raise SettingsError(f"{annotations.path} has no {wanted}.")
-
-    @property
-    def ground_truth(self) -> dict[str, Any]:
-        """The ground truth in COCO's format."""
-        return self._annotations.content
+        self._images: list[Entry] = images
+        self.image_ids = [image["id"] for image in images]
 
     @property
     def aspect_ratios(self) -> list[float]:
         """Width ÷ height of every image, from the annotations."""
         return [image["width"] / image["height"] for image in self._images]
 
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Any]] | Unreadable:
-        entry = self._images[index]
+    def image(self, number: int) -> Tensor | Unreadable:
+        """An image, or what is wrong with its file."""
+        entry = self._images[number]
         path = os.path.join(self._folder, entry["file_name"])
         remedy = "Fix it, or remove it from the annotations"
-        image = read_or_stand_in(path, stops=self._stops, remedy=remedy, read=partial(self._read, entry))
-        if isinstance(image, Unreadable):
-            return image
-        target: dict[str, Any] = {"image_id": entry["id"]}
-        if not self._training:
-            return image, target
-        return flipped(image, target | self._instances(entry), self._flip)
+        return read_or_stand_in(path, stops=self._stops, remedy=remedy, read=partial(self._read, entry))
 
     def _read(self, entry: Entry, path: str) -> Tensor:
         image = read_for_detector(path)
         (height, width), said = image.shape[1:], (entry["width"], entry["height"])
         if (width, height) != said:
             raise UnreadableImageError(
-                f"{path} is {width} wide and {height} high, and {self._annotations.path} says {said[0]} wide "
+                f"{path} is {width} wide and {height} high, and {self._path} says {said[0]} wide "
                 f"and {said[1]} high (image id {entry['id']})"
             )
         return image
 
-    def _instances(self, image: Entry) -> dict[str, Tensor]:
-        objects = [entry for entry in self._objects.get(image["id"], []) if not entry["iscrowd"]]
-        boxes = torch.tensor([entry["bbox"] for entry in objects], dtype=torch.float32).reshape(-1, 4)
-        boxes = box_convert(boxes, "xywh", "xyxy")
-        boxes[:, 0::2].clamp_(min=0, max=image["width"])
-        boxes[:, 1::2].clamp_(min=0, max=image["height"])
+    def objects(self, number: int) -> dict[str, Tensor]:
+        """The boxes, labels and masks to learn from."""
+        image = self._images[number]
+        entries = [entry for entry in self._objects.get(image["id"], []) if not entry["iscrowd"]]
+        boxes = torch.tensor([entry["bbox"] for entry in entries], dtype=torch.float32).reshape(-1, 4)
+        boxes = clip_boxes_to_image(box_convert(boxes, "xywh", "xyxy"), (image["height"], image["width"]))
         (kept,) = torch.where((boxes[:, 2:] - boxes[:, :2] > _LEAST_EXTENT).all(1))
-        objects = [objects[place] for place in kept.tolist()]
-        labels = torch.tensor([self._labels[entry["category_id"]] for entry in objects], dtype=torch.int64)
-        return {"boxes": boxes[kept], "labels": labels, "masks": _masks(objects, image)}
+        entries = [entries[place] for place in kept.tolist()]
+        labels = torch.tensor([self._labels[entry["category_id"]] for entry in entries], dtype=torch.int64)
+        masks = torch.zeros(0, image["height"], image["width"], dtype=torch.uint8)
+        if entries:
+            columns = coco_mask.decode([encoded(entry["segmentation"], image) for entry in entries])
+            masks = torch.from_numpy(columns).permute(2, 0, 1).contiguous()
+        return {"boxes": boxes[kept], "labels": labels, "masks": masks}
 
 
-class SceneInstances(Dataset[tuple[Tensor, dict[str, Any]]]):
+class SceneInstances(InstanceSamples):
     """`count` scenes, with samples as `CocoImages` has them for the files of `polynl data scenes`.
 
     >>> scenes = SceneInstances(4, size=48, difficulty="easy", split="val", seed=0, training=True)
@@ -130,19 +169,13 @@ class SceneInstances(Dataset[tuple[Tensor, dict[str, Any]]]):
     """
 
     def __init__(
-        self,
-        count: int,
-        *,
-        size: int,
-        difficulty: str,
-        split: Split,
-        seed: int,
-        training: bool,
-        flip: float = 0.5,
+        self, count: int, *, size: int, difficulty: str, split: Split, seed: int, **options: Any
     ) -> None:
+        super().__init__(**options)
         self._scenes = Scenes(count, size=size, difficulty=difficulty, split=split, seed=seed)
-        self._training, self._flip = training, v2.RandomHorizontalFlip(flip)
-        self.categories: dict[int, str] = dict(enumerate(CATEGORIES, 1))
+        self.image_ids = range(count)
+        self.categories = dict(enumerate(CATEGORIES, 1))
+        self.category_ids = {label: label for label in self.categories}
 
     @cached_property
     def ground_truth(self) -> dict[str, Any]:
@@ -156,40 +189,14 @@ class SceneInstances(Dataset[tuple[Tensor, dict[str, Any]]]):
         """Width ÷ height of every image."""
         return [1.0] * len(self)
 
-    def __len__(self) -> int:
-        return len(self._scenes)
+    def image(self, number: int) -> Tensor:
+        """A scene."""
+        return self._scenes.images[number]
 
-    def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Any]]:
-        number = range(len(self))[index]
-        image, _ = self._scenes[number]
-        target: dict[str, Any] = {"image_id": number}
-        if not self._training:
-            return image, target
-        # No scene is without objects: at any size the cue, at least, is large enough.
+    def objects(self, number: int) -> dict[str, Tensor]:
+        """All items; no scene is without any: at any size the cue, at least, is large enough."""
         items = self._scenes.instances(number)
-        objects = {"boxes": items.boxes, "labels": items.categories + 1, "masks": items.masks.byte()}
-        return flipped(image, target | objects, self._flip)
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """The images of a split, and what the model's labels mean."""
-
-    images: CocoImages | SceneInstances
-    names: dict[int, str]
-    category_ids: dict[int, int]
-    left_out: frozenset[int] = frozenset()
-    """Categories of the file that are neither learned nor scored."""
-
-
-def flipped(
-    image: Tensor, target: dict[str, Any], flip: v2.RandomHorizontalFlip
-) -> tuple[Tensor, dict[str, Any]]:
-    """Image, boxes and masks, all of them flipped or none."""
-    boxes = tv_tensors.BoundingBoxes(target["boxes"], format="XYXY", canvas_size=tuple(image.shape[1:]))
-    parts = flip(tv_tensors.Image(image), boxes, tv_tensors.Mask(target["masks"]))
-    image, boxes, masks = (part.as_subclass(Tensor) for part in parts)
-    return image, target | {"boxes": boxes, "masks": masks}
+        return {"boxes": items.boxes, "labels": items.categories + 1, "masks": items.masks.byte()}
 
 
 def aspect_groups(ratios: Sequence[float]) -> list[int]:
@@ -219,14 +226,3 @@ def labels_by_id(categories: Mapping[int, str]) -> dict[int, int]:
                 "--data.category-ids renumber numbers the categories from 1."
             )
     return {number: number for number in sorted(categories)}
-
-
-def _masks(objects: list[Entry], image: Entry) -> Tensor:
-    if not objects:
-        return torch.zeros(0, image["height"], image["width"], dtype=torch.uint8)
-    masks = [mask_of(entry, image) for entry in objects]
-    return torch.from_numpy(coco_mask.decode(masks)).permute(2, 0, 1).contiguous()
-
-
-def _has_objects(objects: list[Entry]) -> bool:
-    return any(min(entry["bbox"][2:]) > 1 for entry in objects)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,18 @@ from polynl.data.annotation_files import shown
 from polynl.errors import SettingsError
 from polynl.files import read_json, write_atomically
 from polynl.tasks.detections import rle_as_text
-from polynl.tasks.instance_segmentation.masks import encoded, wrong_segmentation
+from polynl.tasks.instance_segmentation.annotations import (
+    Checks,
+    encoded,
+    one_of,
+    wrong_field,
+    wrong_segmentation,
+)
 
 # An entry of a COCO results file: image_id, category_id, score, bbox [x, y, w, h] and, if there are masks,
 # segmentation, an RLE whose counts are text.
 Detection = dict[str, Any]
 
-_IOU_TYPES = {"box": "bbox", "mask": "segm"}
 _THRESHOLDS = slice(None)
 # Where COCOeval keeps each score: the IoU thresholds of 0.5, 0.55, … 0.95, and the range of areas.
 _SCORES: dict[str, tuple[slice | int, int]] = {
@@ -93,20 +98,55 @@ def read_detections(
     Polygons and lists of run lengths become text. Keys that COCO does not score are dropped, and so are
     detections of the categories in `left_out`, which the ground truth does not have.
     """
-    entries = _read_list(path)
+    entries = read_json(path)
+    if not isinstance(entries, list):
+        raise SettingsError(
+            f"{path} contains {shown(entries)}: expected a list of detections, as in COCO's results files."
+        )
     images = {image["id"]: image for image in ground_truth["images"]}
     categories = {category["id"] for category in ground_truth["categories"]} | set(left_out)
+    checks: Checks = {
+        "image_id": one_of(images, "ground truth's images", (int, float)),
+        "category_id": one_of(categories, "ground truth's categories", (int, float)),
+        "score": (_is_finite, "a finite number"),
+        "bbox": (_is_box, "finite x, y, width, height, the last two not negative"),
+    }
     found: list[Detection] = []
-    for number, entry in enumerate(entries, 1):
-        try:
-            found.append(_checked(entry, images, categories))
-            if ("segmentation" in found[-1]) != ("segmentation" in found[0]):
-                raise _WrongError(
-                    "only one of this entry and the first has a segmentation: give all entries one, or none."
-                )
-        except _WrongError as wrong:
-            raise SettingsError(f"{path}, entry {number} of {len(entries)}: {wrong}") from None
+    for place, entry in enumerate(entries, 1):
+        if isinstance(entry, dict):
+            # Some programs write an empty list instead of leaving a key out, and loadRes accepts that.
+            entry = {key: value for key, value in entry.items() if value not in (None, [])}
+        wrong = wrong_field(entry, checks, optional=("bbox",)) or _wrong_shape(entry, images, found[:1])
+        if wrong:
+            raise SettingsError(f"{path}, entry {place} of {len(entries)}: {wrong}.")
+        number = int(entry["image_id"])
+        one: Detection = {"image_id": number, "category_id": int(entry["category_id"])}
+        one["score"] = float(entry["score"])
+        if "bbox" in entry:
+            one["bbox"] = entry["bbox"]
+        if "segmentation" in entry:
+            one["segmentation"] = rle_as_text(encoded(entry["segmentation"], images[number]))
+        found.append(one)
     return [detection for detection in found if detection["category_id"] not in left_out]
+
+
+def _wrong_shape(entry: Detection, images: Mapping[int, Any], first: Sequence[Detection]) -> str | None:
+    """What is wrong with the mask; one that does not cover the image would keep COCOeval busy forever."""
+    masked = "segmentation" in entry
+    if not masked and "bbox" not in entry:
+        return "there is neither a bbox nor a segmentation"
+    if first and masked != ("segmentation" in first[0]):
+        return "only one of this entry and the first has a segmentation: give all entries one, or none"
+    return wrong_segmentation(entry["segmentation"], images[entry["image_id"]]) if masked else None
+
+
+def _is_finite(number: Any) -> bool:
+    """Whether it is a number that is finite, also as a float."""
+    return type(number) in (int, float) and abs(number) <= sys.float_info.max
+
+
+def _is_box(box: Any) -> bool:
+    return isinstance(box, list) and len(box) == 4 and all(map(_is_finite, box)) and min(box[2:]) >= 0
 
 
 # Scores
@@ -118,12 +158,8 @@ def _images(
     """The images to score, by their ids."""
     images = {image["id"]: image for image in ground_truth["images"]}
     chosen = list(images) if image_ids is None else list(image_ids)
-    for word, ids in (
-        ("image_ids have", chosen),
-        ("detections have image_id", [detection["image_id"] for detection in detections]),
-    ):
-        if unknown := set(ids) - set(images):
-            raise SettingsError(f"{word} {min(unknown)}, which is not an image of the ground truth.")
+    if unknown := {*chosen, *(detection["image_id"] for detection in detections)} - images.keys():
+        raise SettingsError(f"image_id {min(unknown)} is not an image of the ground truth.")
     return {number: images[number] for number in chosen}
 
 
@@ -156,8 +192,8 @@ def _precision(
     }
     evaluation = COCOeval_faster(
         COCO({**data, "annotations": _numbered(truth)}),
-        COCO({**data, "annotations": _numbered(_results(kind, found))}),
-        _IOU_TYPES[kind],
+        COCO({**data, "annotations": _numbered(_result(kind, one) for one in found)}),
+        {"box": "bbox", "mask": "segm"}[kind],
     )
     evaluation.evaluate()
     evaluation.accumulate()
@@ -169,111 +205,19 @@ def _numbered(annotations: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{**annotation, "id": number} for number, annotation in enumerate(annotations, 1)]
 
 
-def _box(detection: Detection) -> Detection:
-    """As in loadRes: without a box, the mask's bounding box and area."""
-    if "bbox" in detection:
+def _result(kind: str, detection: Detection) -> Detection:
+    """A detection as loadRes has it for COCOeval."""
+    entry = {key: detection[key] for key in ("image_id", "category_id", "score")} | {"iscrowd": 0}
+    if kind == "box" and "bbox" in detection:
         box = detection["bbox"]
-        return {"bbox": box, "area": box[2] * box[3]}
+        return {**entry, "bbox": box, "area": box[2] * box[3]}
+    # Without a box, the mask's bounding box; and masks without a box, from which loadRes would take the area.
     rle = detection["segmentation"]
-    return {"bbox": coco_mask.toBbox(rle).tolist(), "area": int(coco_mask.area(rle))}
-
-
-def _mask(detection: Detection) -> Detection:
-    """Without the box, from which loadRes would take the area."""
-    rle = detection["segmentation"]
-    return {"segmentation": rle, "area": int(coco_mask.area(rle))}
-
-
-_SCORED = {"box": _box, "mask": _mask}
-
-
-def _results(kind: str, found: Iterable[Detection]) -> list[Detection]:
-    """Detections as COCOeval reads them."""
-    keys, scored = ("image_id", "category_id", "score"), _SCORED[kind]
-    return [{**{key: one[key] for key in keys}, "iscrowd": 0, **scored(one)} for one in found]
+    shape = {"bbox": coco_mask.toBbox(rle).tolist()} if kind == "box" else {"segmentation": rle}
+    return {**entry, **shape, "area": int(coco_mask.area(rle))}
 
 
 def _percent(name: str, precision: np.ndarray[Any, Any]) -> dict[str, float]:
     """The mean over what there is to find, if anything."""
     found = precision[precision > -1]
     return {name: 100 * float(found.mean())} if found.size else {}
-
-
-# Results files
-
-
-class _WrongError(Exception):
-    """What is wrong with an entry; the caller adds its number."""
-
-
-def _read_list(path: Path) -> list[Any]:
-    entries = read_json(path)
-    if not isinstance(entries, list):
-        raise SettingsError(
-            f"{path} contains {shown(entries)}: expected a list of detections, as in COCO's results files."
-        )
-    return entries
-
-
-def _checked(entry: Any, images: Mapping[int, Any], categories: set[int]) -> Detection:
-    if not isinstance(entry, dict):
-        raise _WrongError(
-            f"expected an object with image_id, category_id, score and bbox, got {shown(entry)}."
-        )
-    found: Detection = {
-        "image_id": _known(entry, "image_id", images, "images"),
-        "category_id": _known(entry, "category_id", categories, "categories"),
-        "score": _score(entry),
-    }
-    # Some programs write an empty list instead of leaving a key out, and loadRes accepts that.
-    box, segmentation = entry.get("bbox"), entry.get("segmentation")
-    if box in (None, []) and segmentation in (None, []):
-        raise _WrongError("there is neither a bbox nor a segmentation.")
-    if box not in (None, []):
-        found["bbox"] = _checked_box(box)
-    if segmentation not in (None, []):
-        image = images[found["image_id"]]
-        found["segmentation"] = _checked_rle(segmentation, image["height"], image["width"])
-    return found
-
-
-def _known(entry: Mapping[str, Any], key: str, known: Container[int], kind: str) -> int:
-    if key not in entry:
-        raise _WrongError(f"{key} is missing.")
-    number = entry[key]
-    if not _is_finite(number) or number not in known:
-        raise _WrongError(f"{key} {shown(number)} is not one of the ground truth's {kind}.")
-    return int(number)
-
-
-def _score(entry: Mapping[str, Any]) -> float:
-    if "score" not in entry:
-        raise _WrongError("score is missing.")
-    if not _is_finite(entry["score"]):
-        raise _WrongError(f"score {shown(entry['score'])}: expected a finite number.")
-    return float(entry["score"])
-
-
-def _checked_box(box: Any) -> list[float]:
-    if not (isinstance(box, list) and len(box) == 4 and all(map(_is_finite, box))):
-        raise _WrongError(f"bbox {shown(box)}: expected four finite numbers x, y, width, height.")
-    if box[2] < 0 or box[3] < 0:
-        raise _WrongError(
-            f"bbox {box} has a negative width or height: expected x, y, width, height, not two corners."
-        )
-    return box
-
-
-def _checked_rle(segmentation: Any, height: int, width: int) -> dict[str, Any]:
-    """The mask as an RLE whose counts are text.
-
-    A mask that does not cover the image is an error, because COCOeval would never end on it.
-    """
-    if wrong := wrong_segmentation(segmentation, height, width):
-        raise _WrongError(f"{wrong}.")
-    return rle_as_text(encoded(segmentation, height, width))
-
-
-def _is_finite(number: Any) -> bool:
-    """Whether it is a number that is finite, also as a float."""
-    return type(number) in (int, float) and abs(number) <= sys.float_info.max

@@ -63,7 +63,9 @@ class MaskRCNNConfig(DetectorConfig):
             mask_roi_pool=MultiScaleRoIAlign(maps, 14, 2, canonical_scale=self.roi_scale),
             mask_head=MaskRCNNHeads(self.fpn_channels, self.mask_widths, 1),
             mask_predictor=MaskRCNNPredictor(last, last, num_classes),
-            **self.further_arguments(),
+            min_size=self.min_size,
+            max_size=self.max_size,
+            **self.detector_options,
         )
         return self.complete(model)
 

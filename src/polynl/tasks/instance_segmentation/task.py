@@ -13,10 +13,10 @@ from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
 from polynl.config import errors_at
 from polynl.data.config import Split
 from polynl.errors import SettingsError
-from polynl.tasks.base import Batch, DetectionTask, Images, PaperTable
+from polynl.tasks.base import Batch, DetectionTask, PaperTable
 from polynl.tasks.detections import Detections
 from polynl.tasks.instance_segmentation.config import InstanceSegmentationConfig
-from polynl.tasks.instance_segmentation.data import Loaded, aspect_groups
+from polynl.tasks.instance_segmentation.data import aspect_groups
 from polynl.tasks.instance_segmentation.metric import (
     Detection,
     coco_scores,
@@ -59,53 +59,31 @@ class InstanceSegmentation(DetectionTask):
         digits=1,
     )
 
-    def __init__(self, config: InstanceSegmentationConfig, labels: Mapping[int, str] | None = None) -> None:
-        self._model, self._data = config.model, config.data
-        self._names = None if labels is None else dict(labels)
-        self._loaded: dict[Split, Loaded] = {}
-
     @classmethod
     def pretrained_labels(cls) -> dict[int, str]:
         """The categories of torchvision's COCO weights."""
         names = MaskRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"]
         return {number: name for number, name in enumerate(names) if number > 0}
 
-    def _load(self, split: Split) -> Loaded:
-        if split not in self._loaded:
-            self._loaded[split] = self._data.load(split)
-        return self._loaded[split]
-
     def labels(self) -> dict[int, str]:
         """The names of the categories."""
-        return self._load("val").names if self._names is None else self._names
+        return self._load("val").categories if self._labels is None else self._labels
 
     def check(self, *, training: bool = True) -> None:
         """Raise a SettingsError if data or weights are missing, or if the detector cannot be built."""
-        self._data.check(training=training)
+        super().check(training=training)
         if training:
-            self._model.check_files()
-            self._check_categories()
+            train, val = (self._load(split).categories.items() for split in get_args(Split))
+            for label, name in sorted(train ^ val):
+                where = "training" if (label, name) in train else "validation"
+                raise SettingsError(f"category {label} ({name}) is only in the {where} annotations.")
             self.model()
-
-    def _check_categories(self) -> None:
-        train, val = (self._load(split).names.items() for split in get_args(Split))
-        for label, name in sorted(train ^ val):
-            where = "training" if (label, name) in train else "validation"
-            raise SettingsError(f"category {label} ({name}) is only in the {where} annotations.")
-
-    def train_set(self) -> Images:
-        """(image as uint8, boxes, labels and masks)."""
-        return self._load("train").images
-
-    def val_set(self) -> Images:
-        """(image as uint8, its number)."""
-        return self._load("val").images
 
     def groups(self) -> Sequence[int] | None:
         """Images of similar aspect ratio, grouped as in torchvision's reference."""
         if not self._data.group_by_aspect:
             return None
-        return aspect_groups(self._load("train").images.aspect_ratios)
+        return aspect_groups(self._load("train").aspect_ratios)
 
     def model(self) -> nn.Module:
         """The detector, with an output for every label and for the background."""
@@ -135,8 +113,8 @@ class InstanceSegmentation(DetectionTask):
     def read_detections(self, path: Path) -> dict[int, list[Detection]]:
         """A COCO results file of any program."""
         val = self._load("val")
-        found = {image["id"]: list[Detection]() for image in val.images.ground_truth["images"]}
-        for detection in read_detections(path, val.images.ground_truth, left_out=val.left_out):
+        found = {image["id"]: list[Detection]() for image in val.ground_truth["images"]}
+        for detection in read_detections(path, val.ground_truth, left_out=val.left_out):
             found[detection["image_id"]].append(detection)
         return found
 
@@ -146,5 +124,5 @@ class InstanceSegmentation(DetectionTask):
 
     def score_detections(self, detections: Mapping[int, Sequence[Detection]]) -> dict[str, float]:
         """COCO's AP."""
-        truth = self._load("val").images.ground_truth
+        truth = self._load("val").ground_truth
         return coco_scores(truth, list(chain.from_iterable(detections.values())), detections)
