@@ -5,8 +5,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-# Test processes (pytest-xdist); 0 runs all tests in pytest's own. A file's tests stay in one process.
-JOBS   ?= 0
+# Test processes (pytest-xdist), at most 8: one per core by default, 0 for none. Tests of a file share a process.
+JOBS   ?= auto
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo test lint types clean
@@ -15,7 +15,7 @@ demo: $(STAMP)
 	$(BIN)/polynl reproduce --resume $(ARGS)
 
 test: $(STAMP)
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --numprocesses $(JOBS) --maxprocesses 8 --dist loadfile $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
