@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "data": {"data", "config", "errors", "files"},
     "tasks": {"tasks", "data", "models", "insertion", "blocks", "config", "errors", "extras", "files"},
     "results": {"results", "tasks", "blocks", "errors", "files"},
-    "train": {"train", "tasks", "models", "blocks", "config", "environment", "errors", "files"},
+    "train": {"train", "results", "tasks", "models", "blocks", "config", "environment", "errors", "files"},
     "explain": {
         "explain",
         "train",

@@ -141,7 +141,10 @@ def without(state, *keys):
         ),
         (lambda s: without(s, *list(s)[:20:2]), r"missing: .* and \d+ more$"),
         (lambda s: {**s, "extra": torch.zeros(1)}, r"unexpected: extra$"),
-        (lambda s: {**s, "fc.bias": torch.zeros(9)}, r"these shapes differ: fc\.bias \(9,\), not \(5,\)$"),
+        (
+            lambda s: {**s, "fc.bias": torch.zeros(9)},
+            r"these shapes differ: fc\.bias is \(9,\), expected \(5,\)$",
+        ),
         (
             lambda s: {**s, "layer3.1.polynl_before.alpha": torch.ones(())},
             r"missing: layer3\.1\.polynl_before",

@@ -48,12 +48,12 @@ def test_there_are_recipes() -> None:
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
 def test_every_recipe_has_a_row(file: Path, block: str) -> None:
     recipe = load_recipe(file, ["--model.block", block])
-    row = row_name(recipe.model.block or "none", recipe.model.placement)
-    assert row in paper_of(recipe.task).rows
+    row, paper = row_name(recipe.model.block or "none", recipe.model.placement), task_class(recipe.task).paper
+    assert paper is None or row in paper.rows
     assert row.partition("@")[0] in {"none", *BLOCKS}
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", [name for name in TASKS if task_class(name).paper is not None])
 def test_tables_are_whole(task: str) -> None:
     table, best = paper_of(task), task_class(task).best_by
     assert best in table.scores

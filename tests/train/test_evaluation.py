@@ -221,7 +221,7 @@ def wrong(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> Path:
         ("text.safetensors", "text.safetensors' is damaged or not a file of tensors: "),
         ("pt.safetensors", "pt.safetensors' is damaged or not a file of tensors: "),
         ("changed.pt", "in it has changed"),
-        ("wider.pth", "these shapes differ: bn1.bias (32,), not (8,)"),
+        ("wider.pth", "these shapes differ: bn1.bias is (32,), expected (8,)"),
         ("resnet18.pth", "does not fit the SmallResNet, missing: "),
         ("dict.pth", "dict.pth' must contain a state dict, tensors by name; got a dict of epoch"),
         ("nowhere.pt", "there is no file "),

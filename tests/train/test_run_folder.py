@@ -27,9 +27,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import polynl
 from polynl import cli
 from polynl.errors import SettingsError
+from polynl.results.formats import duration
 from polynl.train.config import neutral_keys
 from polynl.train.loop import train
-from polynl.train.progress import Display, duration, epoch_line, summary
+from polynl.train.progress import Display, epoch_line, summary
 from polynl.train.recipe_file import load_recipe, parse_recipe
 from polynl.train.run_folder import RunFolder
 
@@ -227,7 +228,7 @@ def test_without_a_terminal_there_is_no_bar() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.04, "0.0 s"), (59.4, "59.4 s"), (59.6, "1 min 0 s"), (75, "1 min 15 s"), (3600, "1 h 0 min")],
+    [(0.04, "40.0 ms"), (59.4, "59.4 s"), (59.6, "1 min 0 s"), (75, "1 min 15 s"), (3600, "1 h 0 min")],
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
@@ -243,7 +244,7 @@ def test_an_epoch_in_one_line() -> None:
 def test_the_summary_names_the_best_epoch_not_the_last() -> None:
     rows = [{"epoch": e, "top1": top1, "seconds": 1.0} for e, top1 in ((1, 30.0), (2, 50.0), (3, 40.0))]
     console = Console(file=io.StringIO(), width=80)
-    console.print(summary(rows, "top1", "there"))
+    console.print(summary(rows, "top1"))
     assert re.search(r"epoch +│ +2 +│ +3", shown(console))
     assert re.search(r"top1 +│ +50 +│ +40", shown(console))
 

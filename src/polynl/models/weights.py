@@ -51,7 +51,8 @@ def load_weights(
         "missing": [key for key in missing if not key.startswith((*absent, *left_out))],
         "unexpected": unexpected,
         "these shapes differ": [
-            f"{key} {tuple(state[key].shape)}, not {tuple(own[key].shape)}" for key in sorted(mismatched)
+            f"{key} is {tuple(state[key].shape)}, expected {tuple(own[key].shape)}"
+            for key in sorted(mismatched)
         ],
     }
     # Files older than PyTorch 0.4.1 and frozen norms have no num_batches_tracked; it changes no output.

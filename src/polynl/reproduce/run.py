@@ -17,12 +17,13 @@ from polynl.errors import existing_run_error
 from polynl.files import write_atomically
 from polynl.report.load import BENCHMARKS, LAYERS, STUDY, LoadedRuns
 from polynl.report.run import REPORT, write_report
-from polynl.reproduce.settings import QUICK, ReproduceSettings
+from polynl.reproduce.settings import QUICK, QUICK_SCENES, ReproduceSettings
 from polynl.reproduce.timing import measure_costs, measure_layers
 from polynl.reproduce.trainings import recipe_in, train_all
 from polynl.results.charts import accuracy_and_cost, training_curves
 from polynl.results.study import Costs, Origin, Study, Training, study_title, variant_of
 from polynl.results.tables import accuracy_table, as_markdown, as_rich
+from polynl.train.processes import to_device
 from polynl.train.recipe_file import load_recipe
 from polynl.train.run_folder import RECIPE, RunFolder
 
@@ -30,6 +31,8 @@ NOTE = (
     "Scores: percent on held-out images after the last epoch. MACs: multiply-adds per image. Forward, step: "
     "time of a forward pass and of a training step, divided by that without a block."
 )
+
+CPU = torch.device("cpu")
 
 
 def run_reproduce(settings: ReproduceSettings, console: Console, keys: Sequence[str] = ()) -> Study:
@@ -61,12 +64,15 @@ def run_reproduce(settings: ReproduceSettings, console: Console, keys: Sequence[
 
 def plan_trainings(settings: ReproduceSettings, keys: Sequence[str], *, threads: int) -> list[Training]:
     """A training per block and seed, seed by seed."""
-    name = "scenes" if settings.data is None else "folder"
+    name = settings.recipe
+    if name is None:
+        name = "scenes" if settings.data is None else "folder"
     words = ["--threads", str(threads)]
     if settings.data is not None:
         words += ["--data.root", str(settings.data)]
     if settings.quick:
-        words += QUICK if settings.data is None else ("--epochs", "1")
+        drawn = hasattr(load_recipe(name, [*words, *keys]).data, "val_images")
+        words += QUICK_SCENES if drawn else QUICK
     trainings = []
     for seed in dict.fromkeys(settings.seeds):
         for block in settings.selected():
@@ -93,8 +99,8 @@ def _network_costs(trainings: Sequence[Training]) -> dict[str, Costs]:
     """The costs of each variant, by row."""
     recipe = recipe_in(trainings[0])
     first = {t.row: recipe_in(t) for t in trainings if t.seed == trainings[0].seed}
-    models = {row: found.build_task().model() for row, found in first.items()}
-    return measure_costs(models, batch=recipe.total_batch(1), size=recipe.data.size)
+    models = {row: to_device(found.build_task().model(), found, CPU) for row, found in first.items()}
+    return measure_costs(models, recipe)
 
 
 def write_results(settings: ReproduceSettings, study: Study, origin: Origin, console: Console) -> None:

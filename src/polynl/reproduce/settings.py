@@ -10,21 +10,23 @@ from polynl.errors import SettingsError, check_choices, check_resume_or_overwrit
 
 # The network without a block comes first.
 CHOICES = (NO_BLOCK, *(name for name, entry in BLOCKS.items() if entry.in_paper))
-# Enough to see that everything works, too little to learn anything.
-QUICK = ("--epochs", "2", "--data.images", "640", "--data.val_images", "250")
+# Enough to see that everything works, too little to learn anything; scenes can be few as well.
+QUICK, QUICK_SCENES = ("--epochs", "1"), ("--epochs", "2", "--data.images", "640", "--data.val_images", "250")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceSettings:
     """Reproduce the paper in miniature: train, score and time a small ResNet without and with each block.
 
-    Trains on scenes that polynl draws, or on the images of --data. Writes report.html, a table, JSON and
-    figures to --out. Keys of the recipes `scenes` and `folder` can be overridden as for `polynl train`:
-    --epochs 8.
+    Trains on scenes that polynl draws, on the images of --data, or from any --recipe.
+    Writes report.html, a table, JSON and figures to --out.
+    Keys of the recipe can be overridden as for `polynl train`: --epochs 8.
     """
 
+    recipe: str | None = None
+    """Recipe file or name, of any task (default: scenes, or folder with --data)."""
     data: Path | None = None
-    """Image folder with train/<class>/ and val/<class>/ (default: scenes that polynl draws)."""
+    """Data set of the recipe, by default a folder with train/<class>/ and val/<class>/."""
     quick: bool = False
     """Check in a minute that everything works; this is too short to learn, so the scores mean nothing."""
     blocks: tuple[str, ...] = CHOICES

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from rich.console import Console
-from torch import nn
+from torch import Tensor, nn
 
 from polynl.bench.cases import REFERENCE
 from polynl.bench.layers import run_layers
-from polynl.bench.measure import interleaved_seconds, task
+from polynl.bench.measure import Task as Timed
+from polynl.bench.measure import interleaved_seconds
 from polynl.bench.networks import count_costs
 from polynl.bench.settings import LayerSettings
 from polynl.blocks.registry import BLOCKS
@@ -21,6 +23,8 @@ from polynl.report.load import LAYERS
 from polynl.reproduce.settings import ReproduceSettings
 from polynl.results.benchmark import STEPS, Results
 from polynl.results.study import Costs
+from polynl.tasks.base import Batch, Images, Task
+from polynl.train.config import Recipe
 
 RUNS = 20
 # The layers that the paper compares, with both forms of its own.
@@ -30,16 +34,44 @@ SIZES: dict[str, Any] = {"runs": 20, "channels": (64, 128, 256, 512), "sides": (
 QUICK_SIZES: dict[str, Any] = {"runs": 5, "channels": (64, 128, 256), "sides": (14, 28, 40)}
 
 
-def measure_costs(models: Mapping[str, nn.Module], *, batch: int, size: int) -> dict[str, Costs]:
-    """The costs of every network on the same images; runs are interleaved, so noise falls on all alike."""
-    images = torch.randn(batch, 3, size, size).contiguous(memory_format=torch.channels_last)
-    counts = {name: count_costs(model, images[:1]) for name, model in models.items()}
+def measure_costs(models: Mapping[str, nn.Module], recipe: Recipe) -> dict[str, Costs]:
+    """The costs of networks on a recipe's first images; runs are interleaved, so noise falls on all alike.
+
+    A forward pass is one over a batch of validation images, a training step one on training images.
+    """
+    task, size = recipe.build_task(), recipe.total_batch(1)
+    images = _first(task.val_set(), size, partial(task.collate, training=False)).images
+    inputs = [task.inputs(image) for image in images]
+    batch = _first(task.train_set(), size, partial(task.collate, training=True))
+    batch = batch.to(torch.device("cpu"), channels_last=recipe.channels_last)
+    counts = {name: count_costs(model, inputs[0]) for name, model in models.items()}
     medians: dict[str, dict[str, float]] = {name: {} for name in models}
     for step in STEPS:
-        tasks = {name: task(model, images, step) for name, model in models.items()}
-        for name, seconds in interleaved_seconds(tasks, runs=RUNS).items():
+        timed = {
+            name: _forward(model, inputs) if step == "forward" else _training_step(task, model, batch)
+            for name, model in models.items()
+        }
+        for name, seconds in interleaved_seconds(timed, runs=RUNS).items():
             medians[name][f"{step}_seconds"] = statistics.median(seconds)
     return {name: Costs(**counts[name], **medians[name]) for name in models}
+
+
+def _first(data: Images, count: int, collate: Callable[[Sequence[Any]], Batch]) -> Batch:
+    return collate([data[index] for index in range(min(count, len(data)))])
+
+
+def _forward(model: nn.Module, inputs: Sequence[Any]) -> Timed:
+    """Classifiers take a batch, detectors a list of images."""
+    batched = isinstance(inputs[0], Tensor)
+    together = torch.cat(list(inputs)) if batched else [image for images in inputs for image in images]
+    return Timed(torch.no_grad()(lambda: model.eval()(together)))
+
+
+def _training_step(task: Task, model: nn.Module, batch: Batch) -> Timed:
+    def run() -> None:
+        torch.stack(list(task.losses(model.train(), batch).values())).sum().backward()
+
+    return Timed(run, lambda: model.zero_grad(set_to_none=True))
 
 
 def measure_layers(settings: ReproduceSettings) -> Results:

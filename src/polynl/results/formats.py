@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 NOT_MEASURED = "–"
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-TIME_UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
 def plural(count: int, noun: str) -> str:
@@ -21,11 +21,15 @@ def plural(count: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds with three digits, in the largest unit of which there is at least one.
+    """Seconds with three digits in a unit that suits them, or minutes and hours.
 
     >>> duration(4.2e-5), duration(0.0123), duration(2.5), duration(95), duration(5400)
-    ('42.0 µs', '12.3 ms', '2.50 s', '1.58 min', '1.50 h')
+    ('42.0 µs', '12.3 ms', '2.50 s', '1 min 35 s', '1 h 30 min')
     """
+    whole = round(seconds)
+    if whole >= 60:
+        minutes, hours = whole // 60, whole // 3600
+        return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min {whole % 60} s"
     size, unit = next((entry for entry in TIME_UNITS if seconds >= entry[0]), TIME_UNITS[-1])
     value = seconds / size
     return f"{value:.{max(0, 3 - len(str(int(value))))}f} {unit}"

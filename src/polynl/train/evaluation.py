@@ -16,6 +16,7 @@ from torch import nn
 
 from polynl.errors import RunStoppedError, SettingsError
 from polynl.files import check_destination, write_atomically
+from polynl.results.formats import plural
 from polynl.tasks.base import DetectionScorer, DetectionTask, Scorer, Task
 from polynl.train.config import Recipe
 from polynl.train.loading import Reader, eval_batches
@@ -136,7 +137,7 @@ def _report(
     for name, score in scores.items():
         console.print(f"{name:>{width}} {score:.3f}", highlight=False)
     if skipped:
-        console.print(f"{skipped} unreadable images were skipped.", highlight=False)
+        console.print(f"Skipped {plural(skipped, 'unreadable image')}.", highlight=False)
     if out is not None:
         write_atomically(out, json.dumps({**source, **scores, "skipped": skipped}, indent=1) + "\n")
 

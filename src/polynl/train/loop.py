@@ -153,7 +153,8 @@ class Trainer:
             self._display.end()
             self._reader.close()
             self._val_reader.close()
-        self._display.show(summary(self._rows, self._task.best_by, str(self._folder.path)))
+        self._display.show(summary(self._rows, self._task.best_by))
+        self._display.say(f"The run is in {self._folder.path}.")
         return self._rows
 
     def _train_epoch(self) -> None:

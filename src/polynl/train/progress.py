@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from polynl.results.formats import duration, plural
 from polynl.train.processes import Processes
 
 
@@ -98,33 +99,19 @@ def epoch_line(row: Mapping[str, Any], epochs: int, scores: Sequence[str]) -> st
     parts += [f"{name} {row[name]:.2f}" for name in scores]
     parts += [f"lr {row['lr']:.2g}", f"{row['images_per_second']:.0f} images/s", duration(row["seconds"])]
     if row["skipped"]:
-        parts.append(f"{row['skipped']} unreadable images skipped")
+        parts.append(f"{plural(row['skipped'], 'unreadable image')} skipped")
     return "  ".join(parts)
 
 
-def summary(rows: Sequence[Mapping[str, Any]], best_by: str, folder: str) -> Table:
+def summary(rows: Sequence[Mapping[str, Any]], best_by: str) -> Table:
     """A table of the best and the last epoch."""
     scored = [row for row in rows if best_by in row]
     best, last = max(scored, key=lambda row: row[best_by]), scored[-1]
     trained = duration(sum(row["seconds"] for row in rows))
     columns = [Column(), *(Column(heading, justify="right") for heading in ("best", "last"))]
-    title = f"{len(rows)} epochs trained in {trained}"
-    table = Table(*columns, title=title, caption=f"results are in {folder}")
+    title = f"{plural(len(rows), 'epoch')} trained in {trained}"
+    table = Table(*columns, title=title)
     for name in last:
         if name not in BOOKKEEPING:
             table.add_row(name, *(f"{row[name]:.4g}" if name in row else "" for row in (best, last)))
     return table
-
-
-def duration(seconds: float) -> str:
-    """Seconds in a readable form.
-
-    >>> duration(75)
-    '1 min 15 s'
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

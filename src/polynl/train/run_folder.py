@@ -223,8 +223,8 @@ class TrainedModel:
             load_weights(model, self.checkpoint, trained=True)
         except ValueError as error:
             raise SettingsError(
-                f"--checkpoint: {error}. A run keeps {RECIPE} and {LABELS} next to its checkpoints; "
-                "keep them together."
+                f"--checkpoint: {error}. Check that task, block and classes are those "
+                f"it was trained with: {RECIPE} and {LABELS} next to a checkpoint say so."
             ) from error
         return to_device(model, self.recipe, device).eval()
 

@@ -147,7 +147,7 @@ def test_files_with_the_names_of_older_versions(host: MaskRCNN, tmp_path: Path) 
 def test_weights_for_other_classes(weights: Path) -> None:
     heads = ("roi_heads.box_predictor", "roi_heads.mask_predictor.mask_fcn_logits")
     with pytest.raises(
-        ValueError, match=r"these shapes differ: roi_heads\.box_predictor\.bbox_pred\.bias \(16,\)"
+        ValueError, match=r"these shapes differ: roi_heads\.box_predictor\.bbox_pred\.bias is \(16,\)"
     ):
         mask_rcnn(num_classes=7, weights=weights)
     model = mask_rcnn(num_classes=7, weights=weights, weights_without=heads)
