@@ -164,6 +164,23 @@ def test_on_a_folder_of_images(
     assert "top5" not in outcome, "there are two classes"
 
 
+def test_from_a_recipe_of_another_task(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "RUNS", 1)
+    recipe, out = Path(__file__).parents[1] / "tiny_faces.yaml", tmp_path / "out"
+    code, shown, err = run(capsys, "--recipe", recipe, "--blocks", "poly_nl", "--epochs", 1, "--out", out)
+    assert (code, err) == (0, "")
+    content = json.loads((out / "results.json").read_text())
+    assert [outcome["block"] for outcome in content["outcomes"]] == ["none", "poly_nl"]
+    assert all(
+        min(outcome["forward_seconds"], outcome["training_seconds"]) > 0 for outcome in content["outcomes"]
+    )
+    assert all(len(outcome["hard_ap"]) == 1 for outcome in content["outcomes"])
+    assert "Hard AP" in shown
+    assert "Face detector" in (out / "report.html").read_text()
+
+
 def test_sigterm_stops_the_trainings_too(tmp_path: Path) -> None:
     words = [*TINY, "--epochs", "10000", "--blocks", "none", "--out", str(tmp_path)]
     process = subprocess.Popen(

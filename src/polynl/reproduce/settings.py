@@ -23,10 +23,10 @@ class ReproduceSettings:
     Keys of the recipe can be overridden as for `polynl train`: --epochs 8.
     """
 
-    recipe: str | None = None
-    """Recipe file or name, of any task (default: scenes, or folder with --data)."""
     data: Path | None = None
     """Data set of the recipe, by default a folder with train/<class>/ and val/<class>/."""
+    recipe: str | None = None
+    """Recipe file or name, of any task (default: scenes, or folder with --data)."""
     quick: bool = False
     """Check in a minute that everything works; this is too short to learn, so the scores mean nothing."""
     blocks: tuple[str, ...] = CHOICES
