@@ -112,7 +112,7 @@ class LayerSettings(Settings):
 class NetSettings(Settings):
     """Measure whole networks with each block at each placement: latency, throughput, multiply-adds, memory.
 
-    Writes nets.json and nets.md to --out. Latency is measured with one image, throughput with --batch images.
+    Writes nets.json and nets.md to --out. Latency is that of one image, throughput that of --batch.
     """
 
     network: str = "resnet50"

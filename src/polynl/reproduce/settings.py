@@ -19,7 +19,9 @@ class ReproduceSettings:
     """Reproduce the paper in miniature: train, score and time a small ResNet without and with each block.
 
     Trains on scenes that polynl draws, on the images of --data, or from any --recipe.
+
     Writes report.html, a table, JSON and figures to --out.
+
     Keys of the recipe can be overridden as for `polynl train`: --epochs 8.
     """
 
