@@ -200,7 +200,7 @@ def mistaken(folder: Path, images: Path, tmp_path: Path) -> dict[str, tuple[list
         ),
         "other labels": (
             [images, "--checkpoint", other / "best.safetensors"],
-            "A run keeps recipe.yaml and labels.json next to its checkpoints",
+            "Check that task, block and classes are those it was trained with",
         ),
         "damaged labels": (
             [images, "--checkpoint", damaged / "best.safetensors"],

@@ -180,7 +180,7 @@ def test_skipped_images_are_told_and_written(tmp_path: Path, capsys: Any) -> Non
     files = ["--checkpoint", tmp_path / "weights.pth", "--out", out]
     code, text, _ = run(capsys, "evaluate", TINY, *words, *files)
     assert code == 0
-    assert "1 unreadable images were skipped." in text
+    assert "Skipped 1 unreadable image." in text
     assert json.loads(out.read_text())["skipped"] == 1
 
 

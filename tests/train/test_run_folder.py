@@ -146,7 +146,7 @@ def test_a_line_an_epoch_and_a_summary_are_printed(finished: Finished) -> None:
     (top1,) = [line for line in table.splitlines() if "top1" in line]
     cells = [cell.strip() for cell in top1.split("│")]
     assert cells[1:4] == ["top1", f"{best['top1']:.4g}", f"{last['top1']:.4g}"]
-    assert "results are in" in table
+    assert "The run is in" in table
     assert "\x1b" not in finished.output, "there are no colours where there is no terminal"
 
 
@@ -340,5 +340,5 @@ def test_skipped_images_are_told_and_noted(tmp_path: Path) -> None:
     assert row["skipped"] == 1
     assert "skipped: " in shown(console)
     assert "class0/1.png" in shown(console)
-    assert "1 unreadable images skipped" in shown(console)
+    assert "1 unreadable image skipped" in shown(console)
     assert parse_recipe(yaml.safe_load((tmp_path / "run/recipe.yaml").read_text()), "it") == recipe

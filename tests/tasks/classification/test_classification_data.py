@@ -140,7 +140,7 @@ def test_bad_images_are_skipped_and_counted(
     words += ["--checkpoint", tmp_path / "run" / "last.safetensors"]
     code, out, err = run(capsys, "evaluate", *words)
     assert (code, err) == (0, "")
-    assert "1 unreadable images were skipped." in out
+    assert "Skipped 1 unreadable image." in out
     top1 = float(next(line.split()[1] for line in out.splitlines() if "top1" in line))
     assert round(top1 * 7 / 100, 3).is_integer(), "7 of 8 images are scored"
 
