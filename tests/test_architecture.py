@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "files": {"errors"},
     "config": {"errors"},
     "environment": {"polynl"},
-    "functional": {"functional"},
+    "functional": {"functional", "files"},
     "blocks": {"blocks", "functional", "errors"},
     "insertion": {"blocks", "errors"},
     "models": {"models", "insertion", "blocks", "functional", "config", "errors"},
@@ -78,7 +78,7 @@ MAY_IMPORT = {
     },
     "cli": {"commands", "errors"},
     "__main__": {"cli", "extras", "polynl"},
-    "__init__": {"blocks", "insertion"},
+    "__init__": {"blocks", "functional", "insertion"},
 }
 THIRD_PARTY = {
     "errors": set(),
@@ -86,7 +86,7 @@ THIRD_PARTY = {
     "files": set(),
     "config": {"pydantic"},
     "environment": {"torch"},
-    "functional": {"torch", "jaxtyping"},
+    "functional": {"torch", "jaxtyping", "safetensors"},
     "blocks": {"torch", "jaxtyping"},
     "insertion": {"torch"},
     "models": {"torch", "torchvision", "safetensors", "pydantic"},

@@ -13,6 +13,7 @@ from polynl.blocks import (
     build_block,
 )
 from polynl.blocks.peers import load_peer
+from polynl.functional.summary import Summary
 from polynl.insertion import insert, inserted, remove
 
 __version__ = "0.1.0"
@@ -27,6 +28,7 @@ __all__ = [
     "NonLocal",
     "PolyNL",
     "PolynomialLayer",
+    "Summary",
     "build_block",
     "insert",
     "inserted",

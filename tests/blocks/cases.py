@@ -1,6 +1,6 @@
 """The blocks under contract: the options tried, and what each block is by the literal formulas."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polynl import Block, build_block
+from polynl import Block, Summary, build_block
 from polynl.functional.efficient import efficient_attention_reference
 from polynl.functional.latent_gnn import latent_gnn_reference
 from polynl.functional.non_local import concatenation_attention_reference, softmax_attention_reference
@@ -19,16 +19,19 @@ from polynl.functional.tesa import tesa_mode_reference
 CHANNELS = 8
 
 
-def poly_nl(block: Any, x: Tensor, spatial: torch.Size) -> Tensor:
+def poly_nl(block: Any, x: Tensor, spatial: torch.Size, y: Tensor, y_spatial: torch.Size) -> Tensor:
     w1, w2, w3 = block.w1.weight.T, block.w2.weight.T, block.w3.weight.T
     w_value = None if block.w_value is None else block.w_value.weight.T
-    return block.alpha * x + block.beta * poly_nl_reference(x, w1, w2, w3, w_value)
+    if y is x:
+        return block.alpha * x + block.beta * poly_nl_reference(x, w1, w2, w3, w_value)
+    pooled = ((y @ w1) * (y @ w2)).sum(dim=0) / len(y)
+    return block.alpha * x + block.beta * (pooled * (x if w_value is None else x @ w_value)) @ w3
 
 
-def non_local(block: Any, x: Tensor, spatial: torch.Size) -> Tensor:
+def non_local(block: Any, x: Tensor, spatial: torch.Size, y: Tensor, y_spatial: torch.Size) -> Tensor:
     def pooled(t: Tensor) -> Tensor:
-        pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(spatial) - 1]
-        return pool(t.T.reshape(1, -1, *spatial), block.pool_size)[0].flatten(1).T
+        pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(y_spatial) - 1]
+        return pool(t.T.reshape(1, -1, *y_spatial), block.pool_size)[0].flatten(1).T
 
     def same(t: Tensor) -> Tensor:
         return t
@@ -36,38 +39,45 @@ def non_local(block: Any, x: Tensor, spatial: torch.Size) -> Tensor:
     before = pooled if block.sub_sample == "before" else same
     after = pooled if block.sub_sample == "after" else same
     theta = x if block.mode == "gaussian" else linear(block.theta, x)
-    phi = after(before(x) if block.mode == "gaussian" else linear(block.phi, before(x)))
-    g = after(linear(block.g, before(x)))
+    phi = after(before(y) if block.mode == "gaussian" else linear(block.phi, before(y)))
+    g = after(linear(block.g, before(y)))
     scale = {"none": 1.0, "inner": block.inner_channels**-0.5, "channels": CHANNELS**-0.5}[block.scale]
     if block.mode == "concatenation":
-        y = concatenation_attention_reference(theta, phi, g, block.pair)
+        attended = concatenation_attention_reference(theta, phi, g, block.pair)
     elif block.mode == "dot_product":
-        y = (scale * theta @ phi.T) @ g / phi.shape[0]
+        attended = (scale * theta @ phi.T) @ g / phi.shape[0]
     else:
-        y = softmax_attention_reference(theta, phi, g, scale)
-    return x + normed(block.out, y)
+        attended = softmax_attention_reference(theta, phi, g, scale)
+    return x + normed(block.out, attended)
 
 
-def efficient_nl(block: Any, x: Tensor, spatial: torch.Size) -> Tensor:
-    q, k, v = linear(block.queries, x), linear(block.keys, x), linear(block.values, x)
+def efficient_nl(block: Any, x: Tensor, spatial: torch.Size, y: Tensor, y_spatial: torch.Size) -> Tensor:
+    q, k, v = linear(block.queries, x), linear(block.keys, y), linear(block.values, y)
     return x + normed(block.out, efficient_attention_reference(q, k, v, block.heads, block.normalization))
 
 
-def latent_gnn(block: Any, x: Tensor, spatial: torch.Size) -> Tensor:
+def latent_gnn(block: Any, x: Tensor, spatial: torch.Size, y: Tensor, y_spatial: torch.Size) -> Tensor:
     def unit(t: Tensor) -> Tensor:
         return t / t.norm(dim=1, keepdim=True).clamp_min(1e-12)
 
-    v = unit(normed(block.to_latent, x))
-    l = v if block.from_latent is None else unit(normed(block.from_latent, x))  # noqa: E741
+    v = unit(normed(block.to_latent, y))
+    l = unit(normed(block.to_latent if block.from_latent is None else block.from_latent, x))  # noqa: E741
     outputs = []
     for kernel in block.kernels:
-        from_latent = None if kernel.from_latent is None else normed(kernel.from_latent, l)
-        y = latent_gnn_reference(v, normed(kernel.to_latent, v), from_latent)
-        outputs.append(normed(kernel.graph, y).relu() if block.graph_conv else y)
+        to_latent = normed(kernel.to_latent, v)
+        if kernel.from_latent is not None:
+            attended = latent_gnn_reference(v, to_latent, normed(kernel.from_latent, l))
+        elif y is x:
+            attended = latent_gnn_reference(v, to_latent)
+        else:
+            nodes = unit(to_latent.relu()).T @ v
+            mixed = (unit(nodes) @ unit(nodes).T).softmax(dim=1) @ nodes
+            attended = unit(normed(kernel.to_latent, l).relu()) @ mixed
+        outputs.append(normed(kernel.graph, attended).relu() if block.graph_conv else attended)
     return x + block.gamma * normed(block.out, torch.cat(outputs, dim=1))
 
 
-def tesa(block: Any, x: Tensor, spatial: torch.Size) -> Tensor:
+def tesa(block: Any, x: Tensor, spatial: torch.Size, y: Tensor, y_spatial: torch.Size) -> Tensor:
     def embedded(layer: nn.Linear | None) -> Tensor:
         return (x if layer is None else linear(layer, x)).T.reshape(-1, *spatial)
 
@@ -80,7 +90,7 @@ def tesa(block: Any, x: Tensor, spatial: torch.Size) -> Tensor:
     return x + normed(block.out, fused)
 
 
-def conv(block: Any, x: Tensor, spatial: torch.Size) -> Tensor:
+def conv(block: Any, x: Tensor, spatial: torch.Size, y: Tensor, y_spatial: torch.Size) -> Tensor:
     """Sum over the kernel's offsets of a shifted map times that offset's matrix."""
     padded = F.pad(x.T.reshape(-1, *spatial), [block.kernel_size // 2] * 2 * len(spatial))
     weight = block.weight.reshape(CHANNELS, CHANNELS, *[block.kernel_size] * len(spatial))
@@ -93,7 +103,7 @@ def conv(block: Any, x: Tensor, spatial: torch.Size) -> Tensor:
     return z.flatten(1).T + (0 if block.offset is None else block.offset)
 
 
-def polynomial(block: Any, x: Tensor, spatial: torch.Size) -> Tensor:
+def polynomial(block: Any, x: Tensor, spatial: torch.Size, y: Tensor, y_spatial: torch.Size) -> Tensor:
     return ccp_reference(x, list(block.factors), block.out) + (0 if block.offset is None else block.offset)
 
 
@@ -115,10 +125,15 @@ class Case:
     """A block with options, its literal formula on one sample, and what holds of it."""
 
     name: str
-    reference: Callable[[Any, Tensor, torch.Size], Tensor]
+    reference: Callable[[Any, Tensor, torch.Size, Tensor, torch.Size], Tensor]
     options: dict[str, Any] = field(default_factory=dict)
     equivariant: bool = True  # permuting the positions of the input permutes those of the output
     axes: tuple[int, ...] = (1, 2, 3)
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether positions that attend do not see each other: no norm over positions, no neighbours."""
+        return self.options.get("norm") != "layer" and self.options.get("kernel_size") != 3
 
     def build(self, dtype: torch.dtype = torch.float32, seed: int = 0) -> Block:
         """The block in eval mode, every parameter and statistic random: zeros would hide mistakes."""
@@ -134,9 +149,15 @@ class Case:
                     buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
         return block
 
-    def expected(self, block: Block, x: Tensor) -> Tensor:
-        """The block on a batch by its literal formula."""
-        samples = [self.reference(block, s.flatten(1).T, s.shape[1:]).T.reshape(s.shape) for s in x]
+    def expected(self, block: Block, x: Tensor, context: Tensor | None = None) -> Tensor:
+        """The block on a batch by its literal formula, attending to itself or to another map."""
+        samples = []
+        for s, other in zip(x, x if context is None else context, strict=True):
+            folded = s.flatten(1).T
+            keys = folded if context is None else other.flatten(1).T
+            samples.append(
+                self.reference(block, folded, s.shape[1:], keys, other.shape[1:]).T.reshape(s.shape)
+            )
         return torch.stack(samples)
 
     def __str__(self) -> str:
@@ -177,7 +198,12 @@ VARIANTS = [
     Case("efficient_nl", efficient_nl, {"heads": 2, "key_channels": 6, "value_channels": 4}),
     Case("efficient_nl", efficient_nl, {"heads": 2, "normalization": "none", "bias": False}),
     Case("efficient_nl", efficient_nl, {"normalization": "none"}),
-    Case("latent_gnn", latent_gnn, {"latent_dims": (3, 4), "mode": "symmetric", "graph_conv": True}),
+    Case(
+        "latent_gnn",
+        latent_gnn,
+        # With fewer channels, the ReLU of the graph convolution cuts everything off.
+        {"latent_dims": (3, 4), "inner_channels": 4, "mode": "symmetric", "graph_conv": True},
+    ),
     Case("latent_gnn", latent_gnn, {"latent_dims": [3, 5], "inner_channels": 3, "graph_conv": True}),
     Case("tesa", tesa, {"order": "quadratic", "normalization": "none"}, equivariant=False),
     Case("tesa", tesa, {"embedding": "none", "fusion": "concat"}, equivariant=False, axes=(2,)),
@@ -187,3 +213,42 @@ VARIANTS = [
 ]
 
 CASES = DEFAULTS + VARIANTS
+SUMMARIZING = [case for case in CASES if case.name != "tesa"]
+
+
+def image(case: Case, *shape: int, dtype: torch.dtype = torch.float32, seed: int = 2) -> Tensor:
+    """A random map (b, c, h, w), or (b, c, 3, h, w) for a case that takes only those."""
+    if 2 not in case.axes:
+        shape = (*shape[:2], 3, *shape[2:])
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-12) -> None:
+    """To the tolerance times the largest value, by which all are measured."""
+    scale = max(1.0, expected.detach().abs().max().item()) if expected.numel() else 1.0
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance * scale)
+
+
+def with_gradients(
+    block: Block, compute: Callable[[Tensor], Tensor], x: Tensor, weights: Tensor | float = 1.0
+) -> list[Tensor]:
+    """An output, and the gradients of a random sum of it by x and all parameters.
+
+    `weights` (b, 1, *spatial) are those of the output's positions in the sum.
+    """
+    x = x.detach().clone().requires_grad_()
+    z = compute(x)
+    cotangent = weights * torch.randn(z.shape, dtype=z.dtype, generator=torch.Generator().manual_seed(7))
+    inputs = [x, *block.parameters()]
+    return [z, *torch.autograd.grad(z, inputs, cotangent, materialize_grads=True)]
+
+
+def assert_all_close(actual: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float = 1e-12) -> None:
+    assert len(actual) == len(expected)
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert_close(ours, theirs, tolerance)
+
+
+def tensors_of(summary: Summary) -> list[Tensor]:
+    """Its count and its parts, in the order of their names."""
+    return [summary.count, *(summary.parts[name] for name in sorted(summary.parts))]

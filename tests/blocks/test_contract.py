@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from cases import CASES, CHANNELS, DEFAULTS, Case
+from cases import CASES, CHANNELS, DEFAULTS, Case, assert_close, image
 from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jvp, vmap
 
@@ -14,18 +14,6 @@ import polynl
 
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_block = pytest.mark.parametrize("case", DEFAULTS, ids=str)
-
-
-def image(case: Case, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A random map (b, c, h, w), or (b, c, 3, h, w) for a case that takes only those."""
-    if 2 not in case.axes:
-        shape = (*shape[:2], 3, *shape[2:])
-    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(2))
-
-
-def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
-    scale = max(1.0, expected.detach().abs().max().item()) if expected.numel() else 1.0
-    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance * scale)
 
 
 def test_every_registered_block_is_under_contract() -> None:
@@ -116,7 +104,10 @@ def test_axes_of_one_element_keep_their_strides(case: Case, shape: tuple[int, ..
     x = image(case, *shape)
     if last:  # as convolutions give it, also for one position
         x = x.movedim(1, -1).contiguous().movedim(-1, 1)
-    assert case.build()(x).stride() == x.stride()
+    block = case.build()
+    assert block(x).stride() == x.stride()
+    with torch.no_grad():
+        assert block(x).stride() == x.stride()
 
 
 @every_case

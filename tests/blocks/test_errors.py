@@ -140,19 +140,3 @@ def test_bad_input(name: str, x: torch.Tensor, error: type[Exception], message: 
 def test_input_of_another_rank(block: nn.Module, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         block(torch.zeros(1, 8, 4, 4))
-
-
-@pytest.mark.parametrize(
-    ("block", "message"),
-    [
-        (polynl.NonLocal(8, mode="gaussian"), r"mode='gaussian'.*only with 'dot_product'"),
-        (polynl.NonLocal(8, bias=True), r"bias=True.*only with False"),
-        (polynl.NonLocal(8, norm="batch"), r"norm='batch'.*only with 'none'"),
-        (polynl.NonLocal(8, sub_sample="before"), r"sub_sample='before'.*only with None"),
-        (polynl.EfficientNL(8), r"normalization='softmax'.*only with 'none'"),
-        (polynl.EfficientNL(8, normalization="none"), r"bias=True.*only with False"),
-    ],
-)
-def test_blocks_that_are_not_x_times_m_of_g(block: nn.Module, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        block.mixing(torch.zeros(1, 8, 8))

@@ -1,25 +1,36 @@
-"""Shared by all blocks: the contract of `forward`, checked options, and layers on folded maps."""
+"""Shared by all blocks: the contract of summarizing and attending, and layers on folded maps."""
+
+from __future__ import annotations
 
 import inspect
-import math
-import operator
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, SupportsIndex, TypeVar, get_args
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from polynl.functional.gram import channels_first, project
+from polynl.blocks.options import choice, positive
+from polynl.functional.gram import channels_first
+from polynl.functional.summary import Summary, counted
 
-T = TypeVar("T")
 Init = Literal["identity", "random"]
-Norm = Literal["none", "batch", "layer"]
+Device = str | int | torch.device | None
 
 
 class Block(nn.Module, ABC):
     """A layer (b, c, *spatial) → (b, c, *spatial) with 1, 2 or 3 spatial axes.
+
+    A block is a summary of a map, which is a sum over positions, and the use of it at every position:
+
+        S = Σⱼ s(xⱼ),   zᵢ = αxᵢ + β·y(xᵢ, S):   `block.attend(x, block.summarize(x))`.
+
+    Calling the block gives the same, computed in the fastest way. `mask` (b, *spatial) are the weights of
+    positions in the sum: booleans, True for those that count, or numbers from 0 to 1. A position of weight 0
+    has no effect on any other, whatever it holds. With `context`, another map of any size, the positions of x
+    attend to those of the context, and the mask is that of the context.
 
     The output has the input's shape, dtype and memory format. Under autocast, a block computes in the dtype
     of its parameters, usually fp32: its values grow cubically or exponentially with the input and would
@@ -27,155 +38,240 @@ class Block(nn.Module, ABC):
 
     With `init="identity"`, a new block returns its input bit for bit and can be put into a trained network.
     Each block's docstring says how, and which parameters receive gradient first. `init="random"` starts from
-    random weights.
+    random weights. `device` and `dtype` are those of the parameters, as in torch's layers.
 
-    A subclass stores every option of its constructor under the option's own name; `repr` shows them.
+    A subclass stores every other option of its constructor under the option's own name; `repr` shows them.
     """
 
     leaves_autocast: ClassVar[bool] = True
-    mixes_with: ClassVar[Mapping[str, object] | None] = None
-    """The options with which Y = X·M(G), where G is the Gram matrix of X; None: with no options."""
+    adds_contributions: ClassVar[bool] = False
+    """Whether y is a sum of what the positions of the summary contribute, so that there is influence."""
 
     def __init__(self, channels: int, init: Init) -> None:
         super().__init__()
         self.channels = positive("channels", channels)
         self.init = choice("init", init, Init)
 
-    @abstractmethod
-    def transform(self, x: Float[Tensor, "b n c"], spatial: torch.Size) -> Float[Tensor, "b n c"]:
-        """The block on a folded map; `spatial` is the shape of its n positions before folding."""
+    # The formulas, on folded maps (b, n, c) whose positions were `spatial`, in the dtype of the parameters.
+    # `weights` (b, n) are those of a mask; positions of weight 0 then hold zeros or other finite numbers.
 
-    def forward(self, x: Float[Tensor, "b c *spatial"]) -> Float[Tensor, "b c *spatial"]:
+    @abstractmethod
+    def summary_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every part of a sample's summary; of keys and values, their widths."""
+
+    @abstractmethod
+    def _summary(
+        self,
+        x: Float[Tensor, "b n c"],
+        spatial: torch.Size,
+        weights: Float[Tensor, "b n"] | None = None,
+        emphasis: Float[Tensor, "b m"] | None = None,
+    ) -> Summary:
+        """S. If the block `adds_contributions`, `emphasis` multiplies the summand of every key.
+
+        It leaves what they are divided by as it is, so derivatives by it are what the keys contribute.
+        """
+
+    def _branch(
+        self, x: Float[Tensor, "b n c"], summary: Summary, weights: Float[Tensor, "b n"] | None = None
+    ) -> Float[Tensor, "b n c"]:
+        """y(xᵢ, S) for every i; the weights are for norms over positions."""
+        raise NotImplementedError
+
+    def scales(self) -> tuple[Tensor | float, Tensor | float]:
+        """(α, β)."""
+        return 1.0, 1.0
+
+    def _attend(
+        self,
+        x: Float[Tensor, "b n c"],
+        spatial: torch.Size,
+        summary: Summary,
+        weights: Float[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b n c"]:
+        """Z, where α = β = 1."""
+        return x + self._branch(x, summary, weights)
+
+    def _transform(
+        self, x: Float[Tensor, "b n c"], spatial: torch.Size, weights: Float[Tensor, "b n"] | None = None
+    ) -> Float[Tensor, "b n c"]:
+        """Z from the map's own summary; here the two formulas, where a subclass knows a faster way."""
+        return self._attend(x, spatial, self._summary(without(x, weights), spatial, weights), weights)
+
+    # What users call: checks, dtypes and layouts around the formulas.
+
+    def forward(
+        self,
+        x: Float[Tensor, "b c *spatial"],
+        mask: Shaped[Tensor, "b *mask"] | None = None,
+        context: Float[Tensor, "b c *context"] | None = None,
+    ) -> Float[Tensor, "b c *spatial"]:
         """Z of the class's formula, in the layout of x."""
-        device = x.device.type
-        autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-        self.check_input(x, any_dtype=autocast)
-        if not (autocast and self.leaves_autocast):
-            return self._on_folded(x).to(x.dtype)
-        with torch.autocast(device, enabled=False):
-            return saturate(self._on_folded(x.to(self.dtype)), x.dtype)
+        if context is not None:
+            return self.attend(x, self.summarize(context, mask))
+        if mask is None:
+            return self._computed(x, self._whole)
+        weights = self._weights(x, mask)
+        # NaN, and what overflows when it is cubed, would get into gradients even if left out of the sums.
+        hidden = (weights == 0).view(mask.shape).unsqueeze(1)
+        harmless = x.abs() <= torch.finfo(x.dtype).max ** 0.25
+        x = x.masked_fill(hidden & ~harmless, 0)
+        return self._computed(x, lambda x: self._whole(x, weights))
+
+    def summarize(
+        self, x: Float[Tensor, "b c *spatial"], mask: Shaped[Tensor, "b *spatial"] | None = None
+    ) -> Summary:
+        """S of a map. The sum of the summaries of parts of a map, which may be empty, is that of the map.
+
+        Sums are in fp32 at least.
+        """
+        autocast = autocast_is_on(x)
+        self.check_input(x, any_dtype=autocast, empty=True)
+        weights = None if mask is None else self._weights(x, mask)
+        with torch.autocast(x.device.type, enabled=False) if autocast else nullcontext():
+            return self._summary(without(folded(x.to(self.dtype)), weights), x.shape[2:], weights)
+
+    def attend(self, x: Float[Tensor, "b c *spatial"], summary: Summary) -> Float[Tensor, "b c *spatial"]:
+        """Z for every position of x, given the summary of any map: of x, of a larger one, of another.
+
+        Each position by itself, so x may be a part of a map, unless the block has a layer norm.
+        """
+        self._check_summary(x, summary)
+        return self._computed(x, lambda x: unfolded(self._attend(folded(x), x.shape[2:], summary), x))
+
+    def _whole(
+        self, x: Float[Tensor, "b c *spatial"], weights: Float[Tensor, "b n"] | None = None
+    ) -> Float[Tensor, "b c *spatial"]:
+        return unfolded(self._transform(folded(x), x.shape[2:], weights), x)
+
+    def _computed(self, x: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
+        """`compute(x)` without autocast, in the dtype of the parameters."""
+        if not autocast_is_on(x):
+            self.check_input(x)
+            return compute(x)
+        self.check_input(x, any_dtype=True)
+        if not self.leaves_autocast:
+            return compute(x).to(x.dtype)
+        with torch.autocast(x.device.type, enabled=False):
+            return saturate(compute(x.to(self.dtype)), x.dtype)
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the parameters."""
+        # Its own are found in a fraction of the time that those of its layers take.
+        for parameter in self._parameters.values():
+            if parameter is not None:
+                return parameter.dtype
         return next(self.parameters()).dtype
 
-    @property
-    def mixes(self) -> bool:
-        """Whether Y = X·M(G), where G is the Gram matrix of X; then `mixing(G)` is M."""
-        needed = self.mixes_with
-        return needed is not None and all(getattr(self, name) == value for name, value in needed.items())
+    def check_input(self, x: Tensor, *, any_dtype: bool = False, empty: bool = False) -> None:
+        """Raise an error unless x is a batch of floating-point maps with this block's channels and dtype.
 
-    def mixing(self, gram: Float[Tensor, "b c c"]) -> Float[Tensor, "b c c"]:
-        """M(G), if the block `mixes`."""
-        for name, value in (self.mixes_with or {}).items():
-            given = getattr(self, name)
-            if given != value:
-                raise ValueError(
-                    f"{type(self).__name__}.mixing: {name}={given!r}; the block is X·M(G) only with {value!r}"
-                )
-        return self._mixing(gram)
-
-    def _mixing(self, gram: Float[Tensor, "b c c"]) -> Float[Tensor, "b c c"]:
-        raise ValueError(f"{type(self).__name__}.mixing: this block is not X·M(G)")
-
-    def scales(self) -> tuple[Tensor | float, Tensor | float]:
-        """(α, β), if the block is Z = αX + βY."""
-        return 1.0, 1.0
-
-    def _on_folded(self, x: Float[Tensor, "b c *spatial"]) -> Float[Tensor, "b c *spatial"]:
-        folded = x.flatten(2).mT
-        z = self.transform(folded, x.shape[2:])
-        # If the transform changed the layout, this restores it; usually neither call copies.
-        z = z.mT.contiguous() if channels_first(folded) else z.contiguous().mT
-        return laid_out_like(x, z.reshape(x.shape))
-
-    def check_input(self, x: Tensor, *, any_dtype: bool = False) -> None:
-        """Raise an error unless x is a batch of floating-point maps with this block's channels and dtype."""
-        name, shape = type(self).__name__, tuple(x.shape)
-        if not x.is_floating_point():
-            raise TypeError(f"{name}: x has dtype {x.dtype}; expected a floating-point dtype")
-        if x.dtype != self.dtype and not any_dtype:
+        `empty`: whether maps may be without positions.
+        """
+        # In the common case one expression: for a small map, checks take as long as products.
+        dtype, shape = x.dtype, tuple(x.shape)
+        if (
+            (any_dtype or dtype == self.dtype)
+            and dtype.is_floating_point
+            and 3 <= len(shape) <= 5
+            and shape[1] == self.channels
+            and (empty or 0 not in shape[2:])
+        ):
+            return
+        name = type(self).__name__
+        if not dtype.is_floating_point:
+            raise TypeError(f"{name}: x has dtype {dtype}; expected a floating-point dtype")
+        if dtype != self.dtype and not any_dtype:
             raise TypeError(
-                f"{name}: x has dtype {x.dtype}; expected {self.dtype}, the dtype of the block's parameters: "
+                f"{name}: x has dtype {dtype}; expected {self.dtype}, the dtype of the block's parameters: "
                 "cast one of them, or use torch.autocast"
             )
-        if not 3 <= x.dim() <= 5 or x.shape[1] != self.channels:
-            unbatched = 2 <= x.dim() <= 4 and x.shape[0] == self.channels
+        if not 3 <= len(shape) <= 5 or shape[1] != self.channels:
+            unbatched = 2 <= len(shape) <= 4 and shape[0] == self.channels
             raise ValueError(
                 f"{name}: x has shape {shape}; expected a batch of maps (b, {self.channels}, *spatial) with "
                 f"1 to 3 spatial axes{'; add a batch axis with x[None]' if unbatched else ''}"
             )
-        if 0 in shape[2:]:
-            raise ValueError(f"{name}: x has shape {shape}, which has no positions; expected at least one")
+        raise ValueError(f"{name}: x has shape {shape}, which has no positions; expected at least one")
+
+    def _check_summary(self, x: Tensor, summary: Summary) -> None:
+        name = type(self).__name__
+        if not isinstance(summary, Summary):
+            raise TypeError(f"{name}: summary is a {type(summary).__name__}; expected a polynl.Summary")
+        if summary.shapes() != self.summary_shapes():
+            raise ValueError(
+                f"{name}: the summary is of another block: it has {summary.shapes()}; "
+                f"expected {self.summary_shapes()}"
+            )
+        if x.dim() > 0 and len(summary.count) != len(x):
+            raise ValueError(f"{name}: the summary is of a batch of {len(summary.count)}; x has {len(x)}")
+
+    def _weights(self, x: Tensor, mask: Tensor) -> Float[Tensor, "b n"]:
+        name = type(self).__name__
+        if not isinstance(mask, Tensor):
+            raise TypeError(f"{name}: mask is a {type(mask).__name__}; expected a tensor")
+        if not (mask.dtype == torch.bool or mask.is_floating_point()):
+            raise TypeError(f"{name}: mask has dtype {mask.dtype}; expected torch.bool or floating point")
+        expected = (x.shape[0], *x.shape[2:]) if x.dim() > 2 else "(b, *spatial)"
+        if mask.shape != expected:
+            raise ValueError(
+                f"{name}: mask has shape {tuple(mask.shape)}; expected {expected}, a weight per position"
+            )
+        return mask.to(x.device, self.dtype).flatten(1)
 
     def extra_repr(self) -> str:
         """The constructor's options and their values."""
-        options = list(inspect.signature(type(self).__init__).parameters)[2:]
+        options = [name for name in options_of(type(self)) if name not in ("device", "dtype")]
         return ", ".join([str(self.channels), *(f"{name}={getattr(self, name)!r}" for name in options)])
 
 
-class Pointwise(nn.Linear):
-    """A 1×1 convolution of any rank: the same linear map at each position of a folded map."""
+class LocalBlock(Block):
+    """A block in which no position sees another, or only its neighbours: its summary is empty."""
 
-    def forward(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b n d"]:
-        """See :func:`polynl.functional.project`."""
-        return project(x, self.weight.mT, self.bias)
+    def summary_shapes(self) -> dict[str, tuple[int, ...]]:
+        """It has no parts."""
+        return {}
 
-
-class PointwiseNorm(nn.Module):
-    """`Pointwise` followed by a norm."""
-
-    def __init__(self, channels: int, out_channels: int, *, bias: bool, norm: Norm) -> None:
-        super().__init__()
-        self.linear = Pointwise(channels, out_channels, bias=bias)
-        self.norm: nn.Module | None = None
-        if norm == "batch":
-            self.norm = nn.BatchNorm1d(out_channels)
-        elif norm == "layer":
-            self.norm = nn.GroupNorm(1, out_channels, affine=False)
-
-    def forward(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b n d"]:
-        """The normalised projection."""
-        y = self.linear(x)
-        if self.norm is None:
-            return y
-        # Compiled graphs assume that a norm's output is contiguous and fail on any other layout.
-        return self.norm(y.mT.contiguous()).mT
-
-    def zero(self) -> None:
-        """Make the output zero with as few parameters as possible: the norm's scale, or else the weight."""
-        layer = self.norm if isinstance(self.norm, nn.BatchNorm1d) else self.linear
-        nn.init.zeros_(layer.weight)
-        if layer.bias is not None:
-            nn.init.zeros_(layer.bias)
+    def _summary(
+        self, x: Tensor, spatial: torch.Size, weights: Tensor | None = None, emphasis: Tensor | None = None
+    ) -> Summary:
+        return Summary(counted(x, weights), {})
 
 
-class AttentionBlock(Block):
-    """Z = X + norm(Y W_out), where Y weights the values of all positions by queries and keys."""
+def factory_of(device: Device, dtype: torch.dtype | None) -> dict[str, Any]:
+    """The keyword arguments with which torch makes layers and tensors."""
+    return {"device": device, "dtype": dtype}
 
-    heads: int = 1
-    out: PointwiseNorm
 
-    @abstractmethod
-    def projections(
-        self, x: Float[Tensor, "b n c"], spatial: torch.Size
-    ) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b m d"], Float[Tensor, "b m e"]]:
-        """Queries, keys and values; there are fewer keys than queries if the keys are sub-sampled."""
+def options_of(block: type[Block]) -> list[str]:
+    """The names of the constructor's keyword arguments."""
+    return list(inspect.signature(block).parameters)[1:]
 
-    @abstractmethod
-    def attention(
-        self, q: Float[Tensor, "b n d"], k: Float[Tensor, "b m d"], v: Float[Tensor, "b m e"]
-    ) -> Float[Tensor, "b n e"]:
-        """Y, linear in the values; channels are head-major."""
 
-    def keys_of(self, spatial: torch.Size) -> torch.Size:
-        """The spatial shape of the keys."""
-        return spatial
+def autocast_is_on(x: Tensor) -> bool:
+    """Whether autocast applies to the device of x."""
+    if not torch._C._is_any_autocast_enabled():  # the quick answer
+        return False
+    device = x.device.type
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
-    def transform(self, x: Float[Tensor, "b n c"], spatial: torch.Size) -> Float[Tensor, "b n c"]:
-        """The class's formula on a folded map."""
-        return x + self.out(self.attention(*self.projections(x, spatial)))
+
+def folded(x: Float[Tensor, "b c *spatial"]) -> Float[Tensor, "b n c"]:
+    """A view with all positions on one axis."""
+    return x.flatten(2).mT
+
+
+def without(x: Float[Tensor, "b n c"], weights: Float[Tensor, "b n"] | None) -> Float[Tensor, "b n c"]:
+    """X with zeros at positions of weight 0."""
+    return x if weights is None else x.masked_fill((weights == 0).unsqueeze(-1), 0)
+
+
+def unfolded(z: Float[Tensor, "b n c"], x: Float[Tensor, "b c *spatial"]) -> Float[Tensor, "b c *spatial"]:
+    """Z in the shape and layout of x."""
+    # If the layout of z is another one, this restores that of x; usually neither call copies.
+    z = z.mT.contiguous() if channels_first(folded(x)) else z.contiguous().mT
+    return laid_out_like(x, z.reshape(x.shape))
 
 
 def laid_out_like(x: Tensor, z: Tensor) -> Tensor:
@@ -197,44 +293,3 @@ def saturate(x: Tensor, dtype: torch.dtype) -> Tensor:
         return x
     limits = torch.finfo(dtype)
     return x.clamp(limits.min, limits.max).to(dtype)
-
-
-def positive(name: str, value: int) -> int:
-    """`value`, if it is a positive integer, Python's or NumPy's."""
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or value <= 0:
-        raise ValueError(f"{name}={value!r}: expected a whole number above 0")
-    return operator.index(value)
-
-
-def flag(name: str, value: bool) -> bool:
-    """`value`, if it is True or False."""
-    return choice(name, value, (True, False))
-
-
-def choice(name: str, value: T, choices: Any) -> T:
-    """`value`, if it is one of `choices`, a Literal or an iterable; 1.0 and True are not 1."""
-    choices = get_args(choices) or tuple(choices)
-    if not any(type(value) is type(option) and value == option for option in choices):
-        raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(repr, choices))}")
-    return value
-
-
-def sizes(name: str, value: int | Sequence[int], expected: str, most: float = math.inf) -> tuple[int, ...]:
-    """A tuple of `value`, if it is a positive integer or a sequence of up to `most`."""
-    if isinstance(value, SupportsIndex):
-        return (positive(name, value),)
-    if isinstance(value, str) or not isinstance(value, Sequence) or not 0 < len(value) <= most:
-        raise ValueError(f"{name}={value!r}: expected {expected}")
-    return tuple(positive(name, size) for size in value)
-
-
-def divides(name: str, value: int, whole_name: str, whole: int) -> int:
-    """`value`, if it divides `whole`."""
-    if whole % positive(name, value):
-        raise ValueError(f"{name}={value!r}: expected a divisor of {whole_name}={whole}")
-    return value
-
-
-def width(name: str, value: int | None, default: int) -> int:
-    """A number of channels: `value`, or `default` (at least 1) if it is None."""
-    return max(1, default) if value is None else positive(name, value)

@@ -7,10 +7,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from polynl.blocks.base import Block, Init, choice, flag
+from polynl.blocks.base import Device, Init, LocalBlock, factory_of, without
+from polynl.blocks.options import choice, flag
+from polynl.functional.summary import Summary
 
 
-class ConvBaseline(Block):
+class ConvBaseline(LocalBlock):
     """Z = X * W, a C→C convolution with a kernel of 1 or 3 along each axis, padded to keep the size.
 
     A kernel of 3 works for maps with `spatial_axes` axes only; a kernel of 1 works for any.
@@ -29,26 +31,36 @@ class ConvBaseline(Block):
         bias: bool = False,
         spatial_axes: int = 2,
         init: Init = "identity",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(channels, init)
         self.kernel_size = choice("kernel_size", kernel_size, (1, 3))
         self.bias = flag("bias", bias)
         self.spatial_axes = choice("spatial_axes", spatial_axes, (1, 2, 3))
-        self.weight = nn.Parameter(torch.empty(channels, channels, *(kernel_size,) * spatial_axes))
-        self.offset = nn.Parameter(torch.zeros(channels)) if bias else None
+        factory, kernel = factory_of(device, dtype), (kernel_size,) * spatial_axes
+        self.weight = nn.Parameter(torch.empty(channels, channels, *kernel, **factory))
+        self.offset = nn.Parameter(torch.zeros(channels, **factory)) if bias else None
         if init == "identity":
             nn.init.dirac_(self.weight)
         else:
             nn.init.normal_(self.weight, std=self.weight[0].numel() ** -0.5)
 
-    def transform(self, x: Float[Tensor, "b n c"], spatial: torch.Size) -> Float[Tensor, "b n c"]:
-        """The convolution of the unfolded map."""
+    def _attend(
+        self,
+        x: Float[Tensor, "b n c"],
+        spatial: torch.Size,
+        summary: Summary,
+        weights: Float[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b n c"]:
+        """The convolution of the unfolded map; to neighbours, positions of weight 0 are padding."""
         axes = len(spatial)
         if self.kernel_size > 1 and axes != self.spatial_axes:
             raise ValueError(
                 f"ConvBaseline: x has {axes} spatial axes; this block was built for "
                 f"spatial_axes={self.spatial_axes}: construct it with spatial_axes={axes}"
             )
+        x = x if self.kernel_size == 1 else without(x, weights)
         weight = self.weight.reshape(self.channels, self.channels, *(self.kernel_size,) * axes)
         convolution = (F.conv1d, F.conv2d, F.conv3d)[axes - 1]
         y = convolution(x.mT.unflatten(-1, spatial), weight, self.offset, padding=self.kernel_size // 2)

@@ -1,15 +1,25 @@
 """Efficient attention (Shen 2021) as a block: Efficient-NL in the paper's tables."""
 
-from typing import ClassVar
+from __future__ import annotations
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polynl.blocks.base import AttentionBlock, Init, Pointwise, PointwiseNorm, choice, divides, flag, width
-from polynl.functional.efficient import Normalization, efficient_attention
+from polynl.blocks.attention import AttentionBlock
+from polynl.blocks.base import Device, Init, factory_of
+from polynl.blocks.options import choice, divides, flag, width
+from polynl.blocks.pointwise import Pointwise, PointwiseNorm
+from polynl.functional.efficient import (
+    Normalization,
+    attend_by_head,
+    efficient_attention,
+    softmax_sums_by_head,
+    sums_by_head,
+)
 from polynl.functional.gram import mix_by_gram
 from polynl.functional.non_local import cheaper_through_gram, dot_product_mixing
+from polynl.functional.summary import SoftmaxSummary, Summary, counted
 
 
 class EfficientNL(AttentionBlock):
@@ -19,10 +29,10 @@ class EfficientNL(AttentionBlock):
     "none" the unnormalised product of the paper's Eq. 2. `key_channels` and `value_channels` (default:
     channels // 2) must be divisible by `heads`.
 
+    The summary holds a matrix per head, Σⱼ kⱼvⱼᵀ, or with the softmax the sums of e^k and of e^k vᵀ.
+
     Identity: W_out and its bias are zero; they receive gradient at once, the rest after the first step.
     """
-
-    mixes_with: ClassVar = {"normalization": "none", "bias": False}
 
     def __init__(
         self,
@@ -34,6 +44,8 @@ class EfficientNL(AttentionBlock):
         value_channels: int | None = None,
         bias: bool = True,
         init: Init = "identity",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(channels, init)
         self.normalization = choice("normalization", normalization, Normalization)
@@ -42,35 +54,64 @@ class EfficientNL(AttentionBlock):
         divides("heads", heads, "key_channels", self.key_channels)
         self.heads = divides("heads", heads, "value_channels", self.value_channels)
         self.bias = flag("bias", bias)
-        self.queries = Pointwise(channels, self.key_channels, bias=bias)
-        self.keys = Pointwise(channels, self.key_channels, bias=bias)
-        self.values = Pointwise(channels, self.value_channels, bias=bias)
-        self.out = PointwiseNorm(self.value_channels, channels, bias=bias, norm="none")
+        factory = factory_of(device, dtype)
+        self.queries = Pointwise(channels, self.key_channels, bias=bias, **factory)
+        self.keys = Pointwise(channels, self.key_channels, bias=bias, **factory)
+        self.values = Pointwise(channels, self.value_channels, bias=bias, **factory)
+        self.out = PointwiseNorm(self.value_channels, channels, bias=bias, norm="none", **factory)
         if init == "identity":
             self.out.zero()
 
-    def transform(self, x: Float[Tensor, "b n c"], spatial: torch.Size) -> Float[Tensor, "b n c"]:
+    def summary_shapes(self) -> dict[str, tuple[int, ...]]:
+        """A matrix per head and, with the softmax, two vectors."""
+        d, e = self.key_channels // self.heads, self.value_channels // self.heads
+        vector, matrix = (self.heads, d), (self.heads, d, e)
+        if self.normalization == "none":
+            return {"values": matrix}
+        return {"maximum": vector, "exponentials": vector, "values": matrix}
+
+    def queries_of(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b n d"]:
+        """XW_q."""
+        return self.queries(x)
+
+    def keys_and_values(
+        self, x: Float[Tensor, "b n c"], spatial: torch.Size, weights: Float[Tensor, "b n"] | None = None
+    ) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b n e"], Float[Tensor, "b n"] | None]:
+        """XW_k and XW_v, of every position."""
+        return self.keys(x), self.values(x), weights
+
+    def summary_of(
+        self, k: Float[Tensor, "b n d"], v: Float[Tensor, "b n e"], weights: Float[Tensor, "b n"] | None
+    ) -> Summary:
+        """The sums of each head."""
+        count = counted(k, weights)
+        if self.normalization == "none":
+            return Summary(count, {"values": sums_by_head(k, v, self.heads, weights)})
+        names = ("maximum", "exponentials", "values")
+        sums = softmax_sums_by_head(k, v, self.heads, weights)
+        return SoftmaxSummary(count, dict(zip(names, sums, strict=True)))
+
+    def attention(self, q: Float[Tensor, "b n d"], summary: Summary) -> Float[Tensor, "b n e"]:
+        """The queries times the mean of each head, weighted by the softmax if there is one."""
+        return attend_by_head(q, summary.mean("values"), self.normalization)
+
+    def _transform(
+        self, x: Float[Tensor, "b n c"], spatial: torch.Size, weights: Float[Tensor, "b n"] | None = None
+    ) -> Float[Tensor, "b n c"]:
         """The class's formula on a folded map."""
-        if self.mixes and cheaper_through_gram(x, max(self.key_channels, self.value_channels)):
-            return mix_by_gram(x, self.mixing)
-        return super().transform(x, spatial)
-
-    def projections(
-        self, x: Float[Tensor, "b n c"], spatial: torch.Size
-    ) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b n d"], Float[Tensor, "b n e"]]:
-        """Queries, keys and values of every position."""
-        return self.queries(x), self.keys(x), self.values(x)
-
-    def attention(
-        self, q: Float[Tensor, "b n d"], k: Float[Tensor, "b m d"], v: Float[Tensor, "b m e"]
-    ) -> Float[Tensor, "b n e"]:
-        """See :func:`polynl.functional.efficient_attention`."""
-        return efficient_attention(q, k, v, self.heads, self.normalization)
+        if weights is not None:
+            return super()._transform(x, spatial, weights)
+        if self.normalization == "softmax":
+            q, k, v = self.queries(x), self.keys(x), self.values(x)
+            return x + self.out(efficient_attention(q, k, v, self.heads))
+        if not self.bias and cheaper_through_gram(x, max(self.key_channels, self.value_channels)):
+            return mix_by_gram(x, self._mixing)
+        return super()._transform(x, spatial)
 
     def _mixing(self, gram: Float[Tensor, "b c c"]) -> Float[Tensor, "b c c"]:
-        """The sum of the heads' matrices."""
+        """M(G), with which Y = X·M(G) without biases: the sum of the heads' matrices."""
         q, k, v = (
-            layer.weight.unflatten(0, (self.heads, -1)).mT for layer in (self.queries, self.keys, self.values)
+            layer.weight.unflatten(0, (self.heads, -1)) for layer in (self.queries, self.keys, self.values)
         )
-        out = self.out.linear.weight.mT.unflatten(0, (self.heads, -1))
+        out = self.out.linear.weight.unflatten(1, (self.heads, -1)).movedim(1, 0)
         return dot_product_mixing(gram.unsqueeze(-3), q, k, v, out).sum(dim=-3)

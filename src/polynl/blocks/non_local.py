@@ -1,24 +1,19 @@
 """The Non-local block (Wang 2018), with the conventions of all public implementations as options."""
 
-from typing import ClassVar, Literal, SupportsIndex
+from __future__ import annotations
+
+from typing import Literal, SupportsIndex
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from polynl.blocks.base import (
-    AttentionBlock,
-    Init,
-    Norm,
-    Pointwise,
-    PointwiseNorm,
-    choice,
-    flag,
-    sizes,
-    width,
-)
-from polynl.functional.gram import mix_by_gram
+from polynl.blocks.attention import AttentionBlock
+from polynl.blocks.base import Device, Init, factory_of
+from polynl.blocks.options import choice, flag, sizes, width
+from polynl.blocks.pointwise import Norm, Pointwise, PointwiseNorm
+from polynl.functional.gram import mix, mix_by_gram, outer_sum
 from polynl.functional.non_local import (
     DotProductForm,
     cheaper_through_gram,
@@ -27,6 +22,7 @@ from polynl.functional.non_local import (
     dot_product_mixing,
     softmax_attention,
 )
+from polynl.functional.summary import KeysAndValues, Summary, counted
 
 Mode = Literal["dot_product", "embedded_gaussian", "gaussian", "concatenation"]
 Scale = Literal["none", "inner", "channels"]
@@ -48,18 +44,14 @@ class NonLocal(AttentionBlock):
     spatial axis) before or after the projections φ and g; an axis shorter than the window is pooled whole.
     `bias` adds a bias to θ, φ and g, `out_bias` (default: as `bias`) to the output projection.
 
+    The summary is a matrix, Σⱼ φⱼgⱼᵀ, in `mode` "dot_product". In the others it holds the keys and values
+    themselves and grows with the map. Keys that are sub-sampled are those of each part: cut a map between the
+    windows of the pool.
+
     Identity: the scale of the batch norm, or else W_out, is zero; it receives gradient at once, the rest
     after the first step. A layer norm has no scale and turns any W_out other than zero into a branch of unit
     size: with `norm="layer"`, the first step of training is a jump.
     """
-
-    mixes_with: ClassVar = {
-        "mode": "dot_product",
-        "bias": False,
-        "out_bias": False,
-        "norm": "none",
-        "sub_sample": None,
-    }
 
     def __init__(
         self,
@@ -75,6 +67,8 @@ class NonLocal(AttentionBlock):
         bias: bool = False,
         out_bias: bool | None = None,
         init: Init = "identity",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(channels, init)
         self.mode = choice("mode", mode, Mode)
@@ -87,12 +81,12 @@ class NonLocal(AttentionBlock):
         self.norm = choice("norm", norm, Norm)
         self.bias = flag("bias", bias)
         self.out_bias = bias if out_bias is None else flag("out_bias", out_bias)
-        inner, embedded = self.inner_channels, mode != "gaussian"
-        self.theta = Pointwise(channels, inner, bias=bias) if embedded else None
-        self.phi = Pointwise(channels, inner, bias=bias) if embedded else None
-        self.g = Pointwise(channels, inner, bias=bias)
-        self.pair = nn.Parameter(torch.empty(2 * inner)) if mode == "concatenation" else None
-        self.out = PointwiseNorm(inner, channels, bias=self.out_bias, norm=norm)
+        inner, embedded, factory = self.inner_channels, mode != "gaussian", factory_of(device, dtype)
+        self.theta = Pointwise(channels, inner, bias=bias, **factory) if embedded else None
+        self.phi = Pointwise(channels, inner, bias=bias, **factory) if embedded else None
+        self.g = Pointwise(channels, inner, bias=bias, **factory)
+        self.pair = nn.Parameter(torch.empty(2 * inner, **factory)) if mode == "concatenation" else None
+        self.out = PointwiseNorm(inner, channels, bias=self.out_bias, norm=norm, **factory)
         self.reset_parameters()
 
     def _checked_form(self, form: DotProductForm | None) -> DotProductForm | None:
@@ -112,33 +106,70 @@ class NonLocal(AttentionBlock):
         if self.init == "identity":
             self.out.zero()
 
-    def transform(self, x: Float[Tensor, "b n c"], spatial: torch.Size) -> Float[Tensor, "b n c"]:
-        """The class's formula on a folded map."""
-        if self.form == "gram" and self.mixes and cheaper_through_gram(x, self.inner_channels):
-            return mix_by_gram(x, self.mixing)
-        return super().transform(x, spatial)
+    def summary_shapes(self) -> dict[str, tuple[int, ...]]:
+        """A matrix, or the widths of keys and values."""
+        inner = self.inner_channels
+        if self.mode == "dot_product":
+            return {"values": (inner, inner)}
+        return {"keys": (self.channels if self.phi is None else inner,), "values": (inner,)}
 
-    def projections(
-        self, x: Float[Tensor, "b n c"], spatial: torch.Size
-    ) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b m d"], Float[Tensor, "b m e"]]:
-        """θ, φ and g."""
-        keys = self._pooled(x, spatial) if self.sub_sample == "before" else x
-        theta = x if self.theta is None else self.theta(x)
-        phi = keys if self.phi is None else self.phi(keys)
-        g = self.g(keys)
+    def queries_of(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b n d"]:
+        """θ."""
+        return x if self.theta is None else self.theta(x)
+
+    def keys_and_values(
+        self, x: Float[Tensor, "b n c"], spatial: torch.Size, weights: Float[Tensor, "b n"] | None = None
+    ) -> tuple[Float[Tensor, "b m d"], Float[Tensor, "b m e"], Float[Tensor, "b m"] | None]:
+        """φ and g."""
+        keys = self._pooled(x, spatial, weights) if self.sub_sample == "before" else x
+        phi, g = keys if self.phi is None else self.phi(keys), self.g(keys)
         if self.sub_sample == "after":
-            phi, g = self._pooled(phi, spatial), self._pooled(g, spatial)
-        return theta, phi, g
+            phi, g = self._pooled(phi, spatial, weights), self._pooled(g, spatial, weights)
+        if weights is not None and self.sub_sample is not None:
+            weights = self._pooled(weights.unsqueeze(-1), spatial).squeeze(-1)
+        return phi, g, weights
 
-    def attention(
-        self, q: Float[Tensor, "b n d"], k: Float[Tensor, "b m d"], v: Float[Tensor, "b m e"]
-    ) -> Float[Tensor, "b n e"]:
+    def summary_of(
+        self, k: Float[Tensor, "b m d"], v: Float[Tensor, "b m e"], weights: Float[Tensor, "b m"] | None
+    ) -> Summary:
+        """Σⱼ φⱼgⱼᵀ, or the keys and values."""
+        count = counted(k, weights)
+        if self.mode == "dot_product":
+            return Summary(
+                count, {"values": outer_sum(k if weights is None else k * weights.unsqueeze(-1), v)}
+            )
+        masked = {} if weights is None else {"weights": weights}
+        return KeysAndValues(count, {"keys": k, "values": v, **masked})
+
+    def attention(self, q: Float[Tensor, "b n d"], summary: Summary) -> Float[Tensor, "b n e"]:
         """The formula of the mode, with θ, φ and g."""
+        if self.mode == "dot_product":
+            return mix(q * self._scale(), summary.mean("values"))
+        parts = {name: part.to(q.dtype) for name, part in summary.parts.items()}
+        k, v, weights = parts["keys"], parts["values"], parts.get("weights")
         if self.pair is not None:
-            return concatenation_attention(q, k, v, self.pair)
-        if self.form is not None:
-            return dot_product_attention(q * self._scale(), k, v, self.form)
-        return softmax_attention(q, k, v, self._scale())
+            count = (summary.count + (summary.count == 0)).to(q.dtype)
+            return concatenation_attention(q, k, v / count[:, None, None], self.pair, weights)
+        return softmax_attention(q, k, v, self._scale(), weights)
+
+    def _transform(
+        self, x: Float[Tensor, "b n c"], spatial: torch.Size, weights: Float[Tensor, "b n"] | None = None
+    ) -> Float[Tensor, "b n c"]:
+        """The class's formula on a folded map."""
+        if weights is not None:
+            return super()._transform(x, spatial, weights)
+        if self.form == "quadratic":
+            k, v, _ = self.keys_and_values(x, spatial)
+            return x + self.out(dot_product_attention(self.queries_of(x) * self._scale(), k, v, self.form))
+        if self._mixes and cheaper_through_gram(x, self.inner_channels):
+            return mix_by_gram(x, self._mixing)
+        return super()._transform(x, spatial)
+
+    @property
+    def _mixes(self) -> bool:
+        """Whether Y = X·M(G) with M = `_mixing` and G the Gram matrix of X."""
+        plain = not (self.bias or self.out_bias) and self.norm == "none" and self.sub_sample is None
+        return plain and self.mode == "dot_product"
 
     def _scale(self) -> float:
         return {"none": 1.0, "inner": self.inner_channels**-0.5, "channels": self.channels**-0.5}[self.scale]
@@ -149,9 +180,18 @@ class NonLocal(AttentionBlock):
             return spatial
         return torch.Size(extent // size for extent, size in zip(spatial, self._window(spatial), strict=True))
 
-    def _pooled(self, x: Float[Tensor, "b n d"], spatial: torch.Size) -> Float[Tensor, "b m d"]:
+    def _pooled(
+        self, x: Float[Tensor, "b n d"], spatial: torch.Size, weights: Float[Tensor, "b n"] | None = None
+    ) -> Float[Tensor, "b m d"]:
+        """The maxima of each window over its positions whose weight is not 0; zero if there are none."""
+        if 0 in spatial:
+            return x  # torch does not pool maps without positions
         pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(spatial) - 1]
-        return pool(x.mT.unflatten(-1, spatial), self._window(spatial)).flatten(2).mT
+        lowest = torch.finfo(x.dtype).min
+        if weights is not None:
+            x = x.masked_fill((weights == 0).unsqueeze(-1), lowest)
+        pooled = pool(x.mT.unflatten(-1, spatial), self._window(spatial)).flatten(2).mT
+        return pooled if weights is None else pooled.masked_fill(pooled == lowest, 0)
 
     def _window(self, spatial: torch.Size) -> tuple[int, ...]:
         sizes = self.pool_size if isinstance(self.pool_size, tuple) else (self.pool_size,) * len(spatial)
@@ -165,5 +205,5 @@ class NonLocal(AttentionBlock):
         assert self.theta is not None
         assert self.phi is not None
         return self._scale() * dot_product_mixing(
-            gram, self.theta.weight.mT, self.phi.weight.mT, self.g.weight.mT, self.out.linear.weight.mT
+            gram, self.theta.weight, self.phi.weight, self.g.weight, self.out.linear.weight
         )

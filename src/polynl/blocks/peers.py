@@ -11,11 +11,12 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from polynl.blocks.base import Block, choice, divides, flag
+from polynl.blocks.base import Block
 from polynl.blocks.efficient import EfficientNL
 from polynl.blocks.latent_gnn import LatentGNN
 from polynl.blocks.latent_gnn import Mode as LatentMode
 from polynl.blocks.non_local import Mode, NonLocal
+from polynl.blocks.options import choice, divides, flag
 from polynl.blocks.registry import check_known
 from polynl.errors import shortened
 

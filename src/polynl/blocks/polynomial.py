@@ -4,11 +4,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from polynl.blocks.base import Block, Init, flag, positive, width
+from polynl.blocks.base import Device, Init, LocalBlock, factory_of
+from polynl.blocks.options import flag, positive, width
 from polynl.functional.polynomial import ccp
+from polynl.functional.summary import Summary
 
 
-class PolynomialLayer(Block):
+class PolynomialLayer(LocalBlock):
     """A polynomial of order D of the channels at each position, with Π-net's coupled CP factors (CCP).
 
     o = U₁h, then o ← (Uᵢh) ⊙ o + o for i = 2 … D, and Z = Co + bias. The Uᵢ are `rank` × C (default: C × C).
@@ -27,6 +29,8 @@ class PolynomialLayer(Block):
         rank: int | None = None,
         bias: bool = True,
         init: Init = "identity",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(channels, init)
         self.order = positive("order", order)
@@ -37,9 +41,10 @@ class PolynomialLayer(Block):
                 f"rank={rank}: expected at least channels={channels} to start as the identity; "
                 "use a larger rank, or init='random'"
             )
-        self.factors = nn.ParameterList(torch.empty(self.rank, channels) for _ in range(order))
-        self.out = nn.Parameter(torch.empty(channels, self.rank))
-        self.offset = nn.Parameter(torch.zeros(channels)) if bias else None
+        factory = factory_of(device, dtype)
+        self.factors = nn.ParameterList(torch.empty(self.rank, channels, **factory) for _ in range(order))
+        self.out = nn.Parameter(torch.empty(channels, self.rank, **factory))
+        self.offset = nn.Parameter(torch.zeros(channels, **factory)) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -55,6 +60,12 @@ class PolynomialLayer(Block):
         if self.offset is not None:
             nn.init.zeros_(self.offset)
 
-    def transform(self, x: Float[Tensor, "b n c"], spatial: torch.Size) -> Float[Tensor, "b n c"]:
+    def _attend(
+        self,
+        x: Float[Tensor, "b n c"],
+        spatial: torch.Size,
+        summary: Summary,
+        weights: Float[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b n c"]:
         """See :func:`polynl.functional.ccp`."""
         return ccp(x, list(self.factors), self.out, self.offset)

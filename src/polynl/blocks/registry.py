@@ -1,11 +1,10 @@
 """The blocks by name: one row holds all that the rest of polynl needs to know about a block."""
 
-import inspect
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from polynl.blocks.base import Block
+from polynl.blocks.base import Block, options_of
 from polynl.blocks.conv import ConvBaseline
 from polynl.blocks.efficient import EfficientNL
 from polynl.blocks.latent_gnn import LatentGNN
@@ -75,7 +74,7 @@ def build_block(name: str, channels: int, **options: Any) -> Block:
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
     """Raise a TypeError that names the nearest options, if the block does not have one of `options`."""
-    check_known(name, options, list(inspect.signature(BLOCKS[name].block).parameters)[1:])
+    check_known(name, options, options_of(BLOCKS[name].block))
 
 
 def check_known(owner: str, options: Mapping[str, Any], known: Collection[str]) -> None:

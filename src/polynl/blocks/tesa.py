@@ -6,11 +6,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polynl.blocks.base import Block, Init, Pointwise, PointwiseNorm, choice
+from polynl.blocks.base import Block, Device, Init, factory_of
+from polynl.blocks.options import choice
+from polynl.blocks.pointwise import Pointwise, PointwiseNorm
+from polynl.functional.summary import Summary
 from polynl.functional.tesa import Normalization, Order, tesa_mode
 
 Embedding = Literal["linear", "none"]
 Fusion = Literal["sum", "concat"]
+
+NO_SUMMARY = (
+    "TESA has no summary, and so no mask or context: along rows and columns it is not a sum over positions"
+)
 
 
 class TESA(Block):
@@ -39,6 +46,8 @@ class TESA(Block):
         fusion: Fusion = "sum",
         spatial_axes: int = 2,
         init: Init = "identity",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(channels, init)
         self.order = choice("order", order, Order)
@@ -46,17 +55,30 @@ class TESA(Block):
         self.normalization = choice("normalization", normalization, Normalization)
         self.fusion = choice("fusion", fusion, Fusion)
         self.spatial_axes = choice("spatial_axes", spatial_axes, (1, 2, 3))
-        linear = embedding == "linear"
-        self.a = Pointwise(channels, channels, bias=False) if linear else None
-        self.b = Pointwise(channels, channels, bias=False) if linear else None
-        self.v = Pointwise(channels, channels, bias=False) if linear else None
+        linear, factory = embedding == "linear", factory_of(device, dtype)
+        self.a = Pointwise(channels, channels, bias=False, **factory) if linear else None
+        self.b = Pointwise(channels, channels, bias=False, **factory) if linear else None
+        self.v = Pointwise(channels, channels, bias=False, **factory) if linear else None
         fused = channels if fusion == "sum" else channels * (1 + spatial_axes)
-        self.out = PointwiseNorm(fused, channels, bias=False, norm="none")
+        self.out = PointwiseNorm(fused, channels, bias=False, norm="none", **factory)
         if init == "identity":
             self.out.zero()
 
-    def transform(self, x: Float[Tensor, "b n c"], spatial: torch.Size) -> Float[Tensor, "b n c"]:
+    def summary_shapes(self) -> dict[str, tuple[int, ...]]:
+        """It has no summary."""
+        raise ValueError(NO_SUMMARY)
+
+    def _summary(
+        self, x: Tensor, spatial: torch.Size, weights: Tensor | None = None, emphasis: Tensor | None = None
+    ) -> Summary:
+        raise ValueError(NO_SUMMARY)
+
+    def _transform(
+        self, x: Float[Tensor, "b n c"], spatial: torch.Size, weights: Float[Tensor, "b n"] | None = None
+    ) -> Float[Tensor, "b n c"]:
         """The class's formula on a folded map."""
+        if weights is not None:
+            raise ValueError(NO_SUMMARY)
         if self.fusion == "concat" and len(spatial) != self.spatial_axes:
             raise ValueError(
                 f"TESA: x has {len(spatial)} spatial axes; this block was built for "

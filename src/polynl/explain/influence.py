@@ -1,8 +1,8 @@
 """How much each position contributes to what a block adds at another: exact, without a matrix of all pairs.
 
-Every block with a `mixing` adds Y = X·M(G) with M linear in the Gram matrix G = Σⱼ xⱼxⱼᵀ / N. So position j
-contributes xᵢ·M(xⱼxⱼᵀ)/N to Yᵢ, and these contributions sum to Yᵢ. In a block of queries and keys, key j
-contributes its attention weight times its value. In both cases memory is linear in the number of positions.
+What a block adds is y(xᵢ, S), where the numerators of the summary S are sums over positions. In the blocks
+that have influence, y is linear in them: position j contributes y with its summand alone, which is the
+derivative of y by a factor of that summand, and the contributions sum to y.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from polynl.blocks.base import AttentionBlock, Block, PointwiseNorm
+from polynl.blocks.attention import AttentionBlock
+from polynl.blocks.base import Block, folded
 from polynl.explain.capture import Frame, Images, Spot, block_of, capture, like_images
-from polynl.functional.gram import gram, mix, project
+from polynl.functional.summary import Summary
 from polynl.insertion import at_rest
 
-# How many entries of C×C matrices, or of query-key pairs, are held in memory at a time.
+# How many pairs of queries and keys are held in memory at a time.
 CHUNK = 2**24
 Place = Sequence[int] | Tensor
 
@@ -43,11 +43,18 @@ class Contributions:
         return self.parts.sum(dim=1) + self.own
 
 
-def contributions(block: nn.Module, x: Float[Tensor, "b c *spatial"], place: Place) -> Contributions:
+def contributions(
+    block: nn.Module,
+    x: Float[Tensor, "b c *spatial"],
+    place: Place,
+    *,
+    context: Float[Tensor, "b c *context"] | None = None,
+) -> Contributions:
     """The vector that every position contributes to a block's output at a place.
 
     `place` is an index into the spatial axes, or weights (b, *spatial) for the mean over several positions.
-    Costs N·C³ multiply-adds if the block has a `mixing`; `influence` is cheaper and gives one number each.
+    With `context`, the parts are those of its positions, to which the block attends from x.
+    Costs C times what `influence` costs, which gives one number each.
     The block is evaluated in eval mode; if it is in half precision, the parts are in fp32.
 
     >>> from polynl import NonLocal
@@ -55,43 +62,93 @@ def contributions(block: nn.Module, x: Float[Tensor, "b c *spatial"], place: Pla
     >>> torch.allclose(contributions(block, x, (2, 3)).total(), block(x)[:, :, 2, 3], atol=1e-5)
     True
     """
-    with _prepared(block, x, place) as (known, folded, weights):
-        query = mix_rows(weights, folded)
-        alpha, beta = known.scales()
-        if known.mixes:
-            return Contributions(beta * _mixed_parts(known, folded, query), alpha * query, x.shape[2:])
-        assert isinstance(known, AttentionBlock)
-        attended = _attended_parts(known, folded, weights, x.shape[2:])
-        constant = known.out(torch.zeros_like(attended[:1, :1])).squeeze(1)
-        own = alpha * query + constant * weights.sum(dim=1, keepdim=True)
-        return Contributions(_projected(known.out, attended), own, known.keys_of(x.shape[2:]))
+    with _prepared(block, x, place, context) as sums:
+        alpha, beta = sums.block.scales()
+        parts = torch.stack([sums.derivatives(unit) for unit in sums.unit_vectors()], dim=-1)
+        own = alpha * rows_times(sums.weights, sums.x) + beta * sums.constant
+        return Contributions(beta * parts, own, sums.spatial)
 
 
 def influence(
-    block: nn.Module, x: Float[Tensor, "b c *spatial"], place: Place
+    block: nn.Module,
+    x: Float[Tensor, "b c *spatial"],
+    place: Place,
+    *,
+    context: Float[Tensor, "b c *context"] | None = None,
 ) -> Float[Tensor, "b *spatial"]:
     """The share of every position in what a block adds at a place; shares sum to 1.
 
     The share of position j is cⱼ·Y / Y·Y, with cⱼ its contribution to Y at the place; a negative share works
-    against the others. If the block adds nothing, all are zero. For blocks with a `mixing` this takes two
-    products over the positions: ⟨xᵢM(G), Y⟩ is linear in G, so its gradient Q gives all shares as xⱼᵀQxⱼ.
-    Shares are computed from Y without β, so they are defined even while β is zero.
+    against the others. If the block adds nothing, all are zero. With `context`, the shares are those of its
+    positions. One backward pass gives all of them, the derivatives of Y·Y by the factors of the summands.
+    Shares are computed from Y without β and biases, so they are defined even while β is zero.
     """
-    if not _checked(block).mixes:
-        found = contributions(block, x, place)
-        total = found.parts.sum(dim=1)
-        shares = _ratio((found.parts * total.unsqueeze(1)).sum(-1), total.square().sum(-1))
-        return shares.unflatten(-1, found.spatial)
-    with _prepared(block, x, place) as (known, folded, weights), torch.enable_grad():
-        # Shares do not depend on the scale of X; with this one, cubes neither underflow nor overflow.
-        folded = folded / folded.abs().amax(dim=(1, 2), keepdim=True).clamp_min(
-            torch.finfo(folded.dtype).tiny
-        )
-        g = gram(folded).requires_grad_()
-        y = mix_rows(mix_rows(weights, folded), known.mixing(g))
-        (form,) = torch.autograd.grad(y, g, y.detach())
-        shares = (mix(folded, form) * folded).sum(dim=-1) / folded.shape[1]
-        return _ratio(shares, y.detach().square().sum(-1)).unflatten(-1, x.shape[2:])
+    with _prepared(block, x, place, context) as sums:
+        y = sums.added(sums.summary(sums.ones()))
+        # Of unit size, because squares of a Y that is cubic soon underflow or overflow.
+        size = y.abs().amax(dim=1, keepdim=True)
+        direction = y / size.masked_fill(size == 0, 1)
+        shares, total = sums.derivatives(direction), (y * direction).sum(dim=1, keepdim=True)
+        return torch.where(total > 0, shares / total, 0.0).unflatten(1, sums.spatial)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """A block whose Y is the sum of its contributions, and a place in a map that it attends from."""
+
+    block: Block
+    constant: Float[Tensor, "b c"]
+    """What the block adds at the place besides contributions: its biases."""
+    x: Float[Tensor, "b n c"]
+    weights: Float[Tensor, "b n"]
+    """Of the positions of x in the place."""
+    keys: Float[Tensor, "b k c"]
+    """The map that it attends to."""
+    keys_spatial: torch.Size
+
+    @property
+    def spatial(self) -> torch.Size:
+        """The shape of the map of contributions."""
+        block, spatial = self.block, self.keys_spatial
+        return block.keys_of(spatial) if isinstance(block, AttentionBlock) else spatial
+
+    def ones(self) -> Float[Tensor, "b m"]:
+        """A factor for every summand."""
+        return self.x.new_ones(len(self.x), self.spatial.numel())
+
+    def unit_vectors(self) -> Iterator[Float[Tensor, "b c"]]:
+        """One for each channel."""
+        for channel in range(self.x.shape[-1]):
+            unit = torch.zeros_like(self.x[:, 0])
+            unit[:, channel] = 1
+            yield unit
+
+    def summary(self, factors: Float[Tensor, "b m"]) -> Summary:
+        """Of the map attended to, with its summands times the factors."""
+        return self.block._summary(self.keys, self.keys_spatial, emphasis=factors)
+
+    def added(self, summary: Summary) -> Float[Tensor, "b c"]:
+        """Y at the place."""
+        chunks = (self._added(summary, chunk) for chunk in self._chunks())
+        return sum(chunks, torch.zeros_like(self.x[:, 0]))
+
+    def derivatives(self, direction: Float[Tensor, "b c"]) -> Float[Tensor, "b m"]:
+        """Of Y·direction at the place, by the factors of the summands."""
+        found = torch.zeros_like(self.ones())
+        for chunk in self._chunks():
+            with torch.enable_grad():
+                factors = self.ones().requires_grad_()
+                y = self._added(self.summary(factors), chunk)
+            found += torch.autograd.grad(y, factors, direction)[0]
+        return found
+
+    def _added(self, summary: Summary, chunk: Tensor) -> Float[Tensor, "b c"]:
+        return rows_times(self.weights[:, chunk], self.block._branch(self.x[:, chunk], summary))
+
+    def _chunks(self) -> Sequence[Tensor]:
+        """The positions of the place, few enough that their pairs with all keys can be held in memory."""
+        place = self.weights.any(dim=0).nonzero().squeeze(-1)
+        return place.split(max(1, CHUNK // max(1, self.ones().numel())))
 
 
 def influence_map(
@@ -149,85 +206,66 @@ def _spots(spot: Spot | Sequence[Spot] | Tensor, images: int) -> Sequence[Spot]:
     return spots
 
 
-def mix_rows(rows: Float[Tensor, "b n"], maps: Float[Tensor, "b n c"]) -> Float[Tensor, "b c"]:
+def rows_times(rows: Float[Tensor, "b n"], maps: Float[Tensor, "b n c"]) -> Float[Tensor, "b c"]:
     """One row times a matrix, for each sample."""
     return torch.bmm(rows.unsqueeze(1), maps).squeeze(1)
-
-
-def _mixed_parts(
-    block: Block, x: Float[Tensor, "b n c"], query: Float[Tensor, "b c"]
-) -> Float[Tensor, "b n c"]:
-    """query·M(xⱼxⱼᵀ)/N, in chunks of positions."""
-    b, n, c = x.shape
-    size = max(1, CHUNK // (b * c * c))
-    parts = []
-    for chunk in x.split(size, dim=1):
-        single = chunk.flatten(0, 1)
-        mixing = block.mixing(single.unsqueeze(-1) * single.unsqueeze(-2))
-        repeated = query.repeat_interleave(chunk.shape[1], dim=0)
-        parts.append(mix_rows(repeated, mixing).unflatten(0, (b, -1)))
-    return torch.cat(parts, dim=1) / n
-
-
-def _attended_parts(
-    block: AttentionBlock, x: Float[Tensor, "b n c"], weights: Float[Tensor, "b n"], spatial: torch.Size
-) -> Float[Tensor, "b m e"]:
-    """The keys' weights times their values; the weights are derivatives of the attention by the values."""
-    q, k, v = block.projections(x, spatial)
-    queries = weights.any(dim=0).nonzero().squeeze(-1)
-    # One channel of values for each head: the derivative of Y with respect to it is the attention weight.
-    probe = v.new_zeros(*v.shape[:2], block.heads).requires_grad_()
-    rows = torch.zeros_like(probe)
-    # In chunks of queries: a box as large as the map would need all pairs of queries and keys.
-    for chunk in queries.split(max(1, CHUNK // k[..., 0].numel())):
-        with torch.enable_grad():
-            y = block.attention(q[:, chunk], k, probe)
-        rows += torch.autograd.grad(y, probe, weights[:, chunk, None].expand_as(y))[0]
-    return (v.unflatten(-1, (block.heads, -1)) * rows.unsqueeze(-1)).flatten(2)
-
-
-def _projected(out: PointwiseNorm, x: Float[Tensor, "b m e"]) -> Float[Tensor, "b m c"]:
-    """The linear part of `out`; subtracting its constant part instead would round once per position."""
-    weight = out.linear.weight
-    if isinstance(out.norm, _BatchNorm):
-        assert out.norm.running_var is not None
-        weight = weight * (out.norm.weight / (out.norm.running_var + out.norm.eps).sqrt()).unsqueeze(-1)
-    return project(x, weight.mT)
-
-
-def _ratio(parts: Float[Tensor, "b n"], total: Float[Tensor, " b"]) -> Float[Tensor, "b n"]:
-    """Zero where the total is zero."""
-    return torch.where(total.unsqueeze(-1) > 0, parts / total.unsqueeze(-1), 0.0)
 
 
 def _checked(block: nn.Module) -> Block:
     """The block, or a ValueError if its output is not a sum of contributions."""
     without = f"{type(block).__name__} has no influence maps"
-    if isinstance(block, Block) and block.mixes:
-        return block
-    if not isinstance(block, AttentionBlock):
+    if not (isinstance(block, Block) and block.adds_contributions):
         raise ValueError(f"{without}: its output is not a sum over positions")
-    if isinstance(block.out.norm, nn.GroupNorm):
+    if isinstance(block, AttentionBlock) and isinstance(block.out.norm, nn.GroupNorm):
         raise ValueError(f"{without} with norm='layer', which normalizes over all positions")
     return block
 
 
 @contextmanager
 def _prepared(
-    block: nn.Module, x: Float[Tensor, "b c *spatial"], place: Place
-) -> Iterator[tuple[Block, Float[Tensor, "b n c"], Float[Tensor, "b n"]]]:
-    """The block in eval mode, X folded and the weights of its positions; autocast is off.
+    block: nn.Module,
+    x: Float[Tensor, "b c *spatial"],
+    place: Place,
+    context: Float[Tensor, "b c *context"] | None,
+) -> Iterator[Sums]:
+    """The block in eval mode, the maps folded and the weights of the place; autocast is off.
 
     At least fp32: half precision does not resolve single terms of a sum over positions.
     """
     known = _checked(block)
-    known.check_input(x, any_dtype=True)
+    keys = x if context is None else context
+    for given in (x, keys):
+        known.check_input(given, any_dtype=True)
+    if len(keys) != len(x):
+        raise ValueError(f"context is a batch of {len(keys)}; x has {len(x)}")
     fp32 = torch.autocast(x.device.type, enabled=False)
     with torch.inference_mode(mode=False), torch.no_grad(), fp32, at_rest(known):
         wide = known if known.dtype.itemsize > 2 else copy.deepcopy(known).float()
+        weights = _weights(wide, x, place)
+        constant, linear = _constant_and_linear(wide)
         # Autograd cannot use a tensor of inference mode, but it can use a copy.
-        free = x.clone() if x.is_inference() else x.detach()
-        yield wide, free.to(wide.dtype).flatten(2).mT, _weights(wide, x, place)
+        query, key = (
+            folded((given.clone() if given.is_inference() else given.detach()).to(wide.dtype))
+            for given in (x, keys)
+        )
+        yield Sums(linear, constant * weights.sum(dim=1, keepdim=True), query, weights, key, keys.shape[2:])
+
+
+def _constant_and_linear(block: Block) -> tuple[Float[Tensor, "1 c"], Block]:
+    """What the block adds if it attends to zeros, and a copy of it that then adds nothing.
+
+    Subtracting the constant instead would round off contributions that are small beside it.
+    """
+    if not isinstance(block, AttentionBlock):
+        return torch.zeros(1, 1, dtype=block.dtype, device=next(block.parameters()).device), block
+    linear = copy.deepcopy(block)
+    width = block.out.linear.in_features
+    constant = block.out(linear.out.linear.weight.new_zeros(1, 1, width)).squeeze(1)
+    for layer in linear.out.modules():
+        for name in ("bias", "running_mean"):
+            if getattr(layer, name, None) is not None:
+                getattr(layer, name).zero_()
+    return constant, linear
 
 
 def _weights(block: Block, x: Float[Tensor, "b c *spatial"], place: Place) -> Float[Tensor, "b n"]:

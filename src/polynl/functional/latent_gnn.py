@@ -6,7 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polynl.functional.gram import mix
+from polynl.functional.gram import mix, outer_sum
+
+# Vectors are divided by no less than this.
+SHORTEST = 1e-12
 
 
 def latent_gnn(
@@ -24,11 +27,38 @@ def latent_gnn(
 
     aᵀv is a sum over positions, so Y grows with the map as √N (asymmetric) or N (symmetric).
     """
-    if from_latent is None:
-        a = b = unit_length(to_latent.relu(), dim=-1)
-    else:
-        a, b = unit_length(to_latent.relu(), dim=-2), unit_length(from_latent.relu(), dim=-1)
-    nodes = a.mT @ v
+    nodes, squares = latent_sums(v, to_latent, symmetric=from_latent is None)
+    return latent_attend(to_latent if from_latent is None else from_latent, nodes, squares)
+
+
+def latent_sums(
+    v: Float[Tensor, "b n c"],
+    to_latent: Float[Tensor, "b n d"],
+    weights: Float[Tensor, "b n"] | None = None,
+    *,
+    symmetric: bool,
+) -> tuple[Float[Tensor, "b d c"], Float[Tensor, "b d"] | None]:
+    """aᵀv and, in an asymmetric kernel, where a is not yet normalised, Σⱼ aⱼ²; each position with its weight.
+
+    In fp32 at least.
+    """
+    a = to_latent.relu()
+    a = unit_length(a, dim=-1) if symmetric else a
+    weighted = a if weights is None else a * weights.unsqueeze(-1)
+    dtype = torch.promote_types(a.dtype, torch.float32)
+    squares = None if symmetric else (weighted.to(dtype) * a.to(dtype)).sum(dim=-2)
+    return outer_sum(weighted, v), squares
+
+
+def latent_attend(
+    from_latent: Float[Tensor, "b n d"],
+    nodes: Float[Tensor, "b d c"],
+    squares: Float[Tensor, "b d"] | None = None,
+) -> Float[Tensor, "b n c"]:
+    """The nodes of any map, normalised by √`squares`, exchange what they hold, and go back to positions."""
+    b = unit_length(from_latent.relu(), dim=-1)
+    if squares is not None:
+        nodes = nodes / squares.clamp_min(SHORTEST**2).sqrt().unsqueeze(-1)
     directions = unit_length(nodes, dim=-1)
     return mix(b, torch.softmax(directions @ directions.mT, dim=-1) @ nodes)
 
@@ -39,7 +69,7 @@ def unit_length(x: Float[Tensor, "*b"], dim: int) -> Float[Tensor, "*b"]:
     `F.normalize` is the same, but its second derivative is NaN at zero vectors, which ReLU produces.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))  # 1e-12 is zero in fp16
-    return (wide / wide.square().sum(dim=dim, keepdim=True).clamp_min(1e-24).sqrt()).to(x.dtype)
+    return (wide / wide.square().sum(dim=dim, keepdim=True).clamp_min(SHORTEST**2).sqrt()).to(x.dtype)
 
 
 # The literal reference: fp64, one sample (n, c), no code shared with the fast form. Only tests may use it.

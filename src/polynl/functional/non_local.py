@@ -33,15 +33,15 @@ def dot_product_attention(
 
 def dot_product_mixing(
     gram: Float[Tensor, "b c c"],
-    w_theta: Float[Tensor, "c d"],
-    w_phi: Float[Tensor, "c d"],
-    w_g: Float[Tensor, "c e"],
-    w_out: Float[Tensor, "e c"],
+    w_theta: Float[Tensor, "d c"],
+    w_phi: Float[Tensor, "d c"],
+    w_g: Float[Tensor, "e c"],
+    w_out: Float[Tensor, "c e"],
 ) -> Float[Tensor, "b c c"]:
-    """M(G) = Wθ Wφᵀ G W_g W_out, so that the block's Y = X·M(G). Linear in G."""
+    """M(G) = Wθ Wφᵀ G W_g W_out, so that the block's Y = X·M(G). Linear in G; the matrices are (out, in)."""
     dtype = torch.promote_types(gram.dtype, w_theta.dtype)
-    left = w_theta.to(dtype) @ w_phi.to(dtype).mT
-    right = w_g.to(dtype) @ w_out.to(dtype)
+    left = w_theta.to(dtype).mT @ w_phi.to(dtype)
+    right = (w_out.to(dtype) @ w_g.to(dtype)).mT
     return left @ gram.to(dtype) @ right
 
 
@@ -60,18 +60,36 @@ def softmax_attention(
     phi: Float[Tensor, "b m d"],
     g: Float[Tensor, "b m e"],
     scale: float = 1.0,
+    weights: Float[Tensor, "b m"] | None = None,
 ) -> Float[Tensor, "b n e"]:
     """Y = softmax(scale · θ φᵀ) g over the keys, Gaussian and embedded Gaussian: 2nm·d multiply-adds.
+
+    `weights` multiply the exponentials of the keys; where all are zero, or there is no key, Y is zero.
 
     torch's fused attention never stores the N×M scores but has no second derivative; fp64, which is used to
     check derivatives and not to train, takes the plain formula. The fused kernels need contiguous operands
     of one width; otherwise torch silently falls back to storing the scores.
     """
+    bias = None if weights is None else _log_weights(weights).unsqueeze(-2)
     if theta.dtype == torch.float64:
-        return torch.softmax(theta @ phi.mT * scale, dim=-1) @ g
-    width = max(theta.shape[-1], g.shape[-1])
-    q, k, v = (_padded(t, width) for t in (theta, phi, g))
-    return F.scaled_dot_product_attention(q, k, v, scale=scale)[..., : g.shape[-1]]
+        scores = theta @ phi.mT * scale
+        y = torch.softmax(scores if bias is None else scores + bias, dim=-1) @ g
+    elif not sizes_are_open() and phi.shape[-2] == 0:
+        y = theta.new_zeros(*theta.shape[:-1], g.shape[-1])
+    else:
+        width = max(theta.shape[-1], g.shape[-1])
+        q, k, v = (_padded(t, width) for t in (theta, phi, g))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)[..., : g.shape[-1]]
+    return y if weights is None else y * weights.any(dim=-1)[:, None, None]
+
+
+def _log_weights(weights: Float[Tensor, "b m"]) -> Float[Tensor, "b m"]:
+    """log w, and instead of −∞ a number so low that its exponential is zero beside any other score.
+
+    If all weights of a softmax were −∞, it and its gradients would be NaN.
+    """
+    nothing = weights == 0
+    return weights.masked_fill(nothing, 1).log().masked_fill(nothing, torch.finfo(weights.dtype).min / 2)
 
 
 def _padded(x: Float[Tensor, "b n d"], width: int) -> Float[Tensor, "b n w"]:
@@ -84,14 +102,15 @@ def concatenation_attention(
     phi: Float[Tensor, "b m d"],
     g: Float[Tensor, "b m e"],
     w: Float[Tensor, " two_d"],
+    weights: Float[Tensor, "b m"] | None = None,
 ) -> Float[Tensor, "b n e"]:
-    """Y = ReLU(wᵀ[θᵢ, φⱼ]) g / M.
+    """Σⱼ ReLU(wᵀ[θᵢ, φⱼ]) gⱼ over the keys; `weights` multiply their summands.
 
     wᵀ[θᵢ, φⱼ] = aᵢ + bⱼ with a = θ w[:d] and b = φ w[d:], so the 2D×N×M concatenation is never stored.
     """
     w_theta, w_phi = w.chunk(2)
-    scores = (theta @ w_theta).unsqueeze(-1) + (phi @ w_phi).unsqueeze(-2)
-    return scores.relu() / phi.shape[-2] @ g
+    scores = ((theta @ w_theta).unsqueeze(-1) + (phi @ w_phi).unsqueeze(-2)).relu()
+    return (scores if weights is None else scores * weights.unsqueeze(-2)) @ g
 
 
 # The literal references: fp64, one sample (n, c), no code shared with the fast form. Only tests may use them.

@@ -205,10 +205,10 @@ def ccp(
     """
     if not us:
         raise ValueError("us is empty: expected one (rank, c) matrix per order, at least one")
-    o = project(x, us[0].mT)
+    o = project(x, us[0])
     for u in us[1:]:
-        o = torch.addcmul(o, project(x, u.mT), o)
-    return project(o, c_out.mT, bias)
+        o = torch.addcmul(o, project(x, u), o)
+    return project(o, c_out, bias)
 
 
 def _evaluate(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 from torchvision.ops import FrozenBatchNorm2d
 
-from polynl.blocks.base import positive
+from polynl.blocks.options import positive
 from polynl.blocks.registry import BLOCKS, NO_BLOCK, check_options
 from polynl.config import Config, check_arguments, configured, errors_at
 from polynl.errors import SettingsError, near_matches
