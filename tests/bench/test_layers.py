@@ -68,6 +68,34 @@ def test_a_run_leaves_results_tables_and_figures(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_figures")
+@pytest.mark.parametrize("primed", [True, False])
+def test_a_run_says_whether_the_allocator_was_primed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, primed: bool
+) -> None:
+    monkeypatch.setattr(runner, "prime_allocator", lambda: primed)
+    console = quiet()
+    results = run_layers(replace(TINY, out=tmp_path, sides=(4,), channels=(8,)), console)
+    assert results.settings["allocator_primed"] is primed
+    said = "The allocator was primed" if primed else "The allocator was not primed"
+    assert said in printed(console)
+    assert said in (tmp_path / "layers.md").read_text()
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_float16_on_cpus_has_times_but_no_ratios(tmp_path: Path) -> None:
+    console = quiet()
+    results = run_layers(replace(TINY, out=tmp_path, dtype="float16"), console)
+    assert all(m.median for m in results.measurements)
+    page = (tmp_path / "layers.md").read_text()
+    for text in (printed(console), page):
+        assert "divided" not in text
+        assert "There are no ratios, because float16 convolutions are unusually slow on CPUs." in text
+    rows = [line.split(" | ")[1:3] for line in page.splitlines() if line.startswith("| Poly-NL")]
+    assert rows
+    assert all(cell.endswith(("µs", "ms", "KiB")) for row in rows for cell in row)
+
+
+@pytest.mark.usefixtures("without_figures")
 def test_too_large_a_prediction_is_skipped_with_its_reason_everywhere(tmp_path: Path) -> None:
     # Two matrices of 64 × 64 floats are 32 KiB, two of 36 × 36 are 10 KiB.
     settings = replace(TINY, memory_limit_gib=20 / 2**20, out=tmp_path)

@@ -11,7 +11,9 @@ from polynl.bench.settings import LayerSettings, NetSettings
 from polynl.environment import commit, environment
 from polynl.errors import SettingsError
 from polynl.files import write_atomically
-from polynl.results.benchmark import MEMORY, Measurement, Point, Results, differences
+from polynl.results.benchmark import MEMORY, NO_RATIOS, Measurement, Point, Results, differences
+from polynl.results.charts import efficiency
+from polynl.results.tables import layer_tables, network_table, ratio_table
 
 
 def small_results() -> Results:
@@ -64,6 +66,49 @@ def test_ratios() -> None:
     assert results.ratio(poly_nl) == 2.0
     assert results.ratio(poly_nl, MEMORY) == 1.5
     assert results.ratio(results.measurements[3]) is None
+
+
+SWEEP = {"at_side": 2, "channels": [8], "at_channels": 8, "sides": [2, 4]}
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "compared"),
+    [
+        ("cpu", "float16", False),
+        ("cpu", "bfloat16", True),
+        ("cpu", "float32", True),
+        ("cuda", "float16", True),
+    ],
+)
+def test_only_float16_on_cpus_has_no_ratios(device: str, dtype: str, compared: bool) -> None:
+    results = small_results()
+    results.settings |= {"device": device, "dtype": dtype, **SWEEP}
+    assert (results.ratio(results.measurements[1]) == 2.0) is compared
+    assert (results.ratio(results.measurements[1], MEMORY) is not None) is compared
+    table = ratio_table(results, "positions")
+    assert {row.label: row.cells[0] for row in table.rows} == (
+        {"1×1": "1.00", "Poly-NL": "2.00"} if compared else {"1×1": "–", "Poly-NL": "–"}
+    )
+    titles = [table.title, *(table.title for table in layer_tables(results))]
+    assert all((NO_RATIOS in title) is not compared for title in titles)
+    assert (efficiency(results, "forward", {}) is not None) is compared, "a chart of ratios"
+    assert efficiency(results, "forward", {}, absolute=True) is not None
+    assert bool(results.notes()) is not compared
+
+
+def test_networks_in_float16_on_cpus_have_ratios_of_what_is_counted_only() -> None:
+    settings = {"side": 32, "batch": 1, "runs": 1, "training": False, "device": "cpu", "dtype": "float16"}
+    counts = {"parameters": 10**6, "multiply_adds": 10**9}
+    methods = {"plain": {"label": "ResNet", **counts}, "poly_nl": {"label": "Poly-NL", **counts}}
+    results = Results("nets", "", settings, {}, methods, "plain")
+    results.measurements += [Measurement(name, Point("forward", 1, 32), (0.01,), 2**20) for name in methods]
+    table = network_table(results)
+    assert list(table.rows[1].cells) == ["1.00 M (1.00)", "1.00 G (1.00)", "10.0 ms", "100.0", "1.0 MiB"]
+    assert table.title.endswith(NO_RATIOS)
+
+
+def test_a_file_that_does_not_say_whether_the_allocator_was_primed_has_no_note() -> None:
+    assert small_results().notes() == []
 
 
 def test_a_crash_while_writing_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
-from polynl.bench.measure import Task, interleaved_seconds, task, timed
+from polynl.bench.measure import Task, interleaved_seconds, prime_allocator, task, timed
 from polynl.bench.memory import peak_bytes
 from polynl.bench.settings import Settings
 from polynl.environment import environment
@@ -34,7 +34,7 @@ def start_or_resume(
     fresh = Results(
         kind=kind,
         command=settings.command("bench", kind),
-        settings=settings.measured(),
+        settings=settings.measured() | {"allocator_primed": prime_allocator()},
         environment=environment(settings.device),
         methods=methods,
         reference=reference,
@@ -81,11 +81,11 @@ def measure_points(
 def write_tables(
     results: Results, path: Path, tables: Sequence[Table], console: Console, figures: Sequence[Path] = ()
 ) -> None:
-    """Print the tables and what was skipped, write both as Markdown, and name all files."""
+    """Print the tables, the notes and what was skipped, write all as Markdown, and name all files."""
     for table in tables:
         console.print(as_rich(table))
-    for line in results.skipped_lines():
-        console.print(line, style="dim")
+    for line in (*results.notes(), *results.skipped_lines()):
+        console.print(line, style="dim", highlight=False)
     page = path.with_suffix(".md")
     write_atomically(page, benchmark_page(results, tables))
     console.print("Written: " + ", ".join(map(str, (path, page, *figures))), soft_wrap=True)

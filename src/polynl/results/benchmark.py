@@ -22,6 +22,11 @@ STEPS: tuple[Step, ...] = get_args(Step)
 STEP_TITLES: dict[Step, str] = {"forward": "forward", "training": "forward + backward"}
 Axis = Literal["channels", "positions"]
 AXIS_TITLES: dict[Axis, str] = {"channels": "channels C", "positions": "positions N"}
+NO_RATIOS = "no ratios, because float16 convolutions are unusually slow on CPUs"
+ALLOCATOR_NOTES = {
+    True: "The allocator was primed: it kept freed memory, so timed runs had next to no page faults.",
+    False: "The allocator was not primed, which needs glibc: times may include page faults.",
+}
 
 
 @dataclass(frozen=True, order=True)
@@ -139,9 +144,24 @@ class Results:
         return next((m for m in self.measurements if m.method == method and m.point == point), None)
 
     def ratio(self, measurement: Measurement, quantity: Quantity = TIME) -> float | None:
-        """The quantity divided by that of the reference at the same point."""
-        base = self.at(self.reference, measurement.point)
+        """The quantity divided by that of the reference at the same point, if `has_ratios`."""
+        base = self.at(self.reference, measurement.point) if self.has_ratios else None
         return None if base is None else quantity.ratio(measurement, base)
+
+    @property
+    def has_ratios(self) -> bool:
+        """Whether the reference can be compared with: on CPUs, a convolution in float16 cannot.
+
+        Most CPUs have no instructions for it, and without them it takes many times as long as in float32: a
+        ratio to it says nothing about a layer.
+        """
+        return (self.settings.get("device"), self.settings.get("dtype")) != ("cpu", "float16")
+
+    def notes(self) -> list[str]:
+        """What a reader of the numbers has to know about how they were measured."""
+        primed = self.settings.get("allocator_primed")
+        notes = [] if primed is None else [ALLOCATOR_NOTES[primed]]
+        return notes if self.has_ratios else [f"There are {NO_RATIOS}.", *notes]
 
     def place(self, axis: Axis) -> str:
         """What is fixed along an axis."""

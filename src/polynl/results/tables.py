@@ -14,6 +14,7 @@ from polynl.blocks.registry import NO_BLOCK
 from polynl.results.benchmark import (
     AXIS_TITLES,
     MEMORY,
+    NO_RATIOS,
     STEP_TITLES,
     STEPS,
     THROUGHPUT,
@@ -95,11 +96,11 @@ def as_markdown(table: Table) -> str:
 
 
 def benchmark_page(results: Results, tables: Iterable[Table]) -> str:
-    """A page of Markdown: the command, the machine, the tables, and what was not measured."""
+    """A page of Markdown: the command, the machine, the tables, the notes, and what was not measured."""
     parts = [str(Origin(results.kind, results.command, results.environment))]
     parts += [f"**{table.title}**\n\n{as_markdown(table)}" for table in tables]
-    skipped = [f"- {line}" for line in results.skipped_lines()]
-    return "\n\n".join([*parts, *(["\n".join(skipped)] if skipped else [])]) + "\n"
+    notes = [f"- {line}" for line in (*results.notes(), *results.skipped_lines())]
+    return "\n\n".join([*parts, *(["\n".join(notes)] if notes else [])]) + "\n"
 
 
 # Accuracy
@@ -219,15 +220,15 @@ def _layer_table(results: Results, quantity: Quantity, axis: Axis, step: Step) -
             row += [if_measured(spread, "{:.0%}".format), if_measured(exponent, "{:.2f}".format)]
         rows.append(row)
     title = f"{quantity.heading.capitalize()}, {STEP_TITLES[step]}, at {results.place(axis)}"
-    return Table.flat(
-        f"{title}: {results.label(results.reference)} in full, the others divided by it", headings, rows
-    )
+    shown = f"{results.label(results.reference)} in full, the others divided by it"
+    return Table.flat(f"{title}: {shown if results.has_ratios else NO_RATIOS}", headings, rows)
 
 
 def ratio_table(results: Results, axis: Axis) -> Table:
     """Time, and against positions memory too, divided by that of the reference; for both steps."""
     quantities = {q.heading: q for q in (TIME, MEMORY) if q is TIME or axis == "positions"}
-    title = f"Against {axis}, {results.place(axis)}: divided by the {results.label(results.reference)}"
+    shown = f"divided by the {results.label(results.reference)}" if results.has_ratios else NO_RATIOS
+    title = f"Against {axis}, {results.place(axis)}: {shown}"
     return _sweep_table(results, axis, title, quantities, lambda q, m: ratio(results.ratio(m, q)))
 
 
@@ -264,7 +265,10 @@ def _sweep_table(
 
 
 def network_table(results: Results) -> Table:
-    """The costs of each variant, in brackets divided by those of the plain network."""
+    """The costs of each variant, in brackets divided by those of the plain network if `has_ratios`.
+
+    Parameters and multiply-adds are counted, so they have ratios in any case.
+    """
     s, base = results.settings, results.methods[results.reference]
     side, batch = s["side"], s["batch"]
     measured = {
@@ -288,6 +292,8 @@ def network_table(results: Results) -> Table:
         rows.append([known["label"], *cells])
     size = f"{side}×{side}, {s['dtype']}, median of {plural(s['runs'], 'run')}"
     title = f"{results.label(results.reference)} at {size}; in brackets, divided by the plain network"
+    if not results.has_ratios:
+        title += f"; times and memory have {NO_RATIOS}"
     return Table.flat(title, ["network", "parameters", "multiply-adds", *measured], rows)
 
 
