@@ -7,6 +7,7 @@ import torch
 from cases import (
     CASES,
     CHANNELS,
+    DEFAULTS,
     SUMMARIZING,
     Case,
     assert_all_close,
@@ -176,8 +177,11 @@ def test_summaries_of_half_precision_modules(case: Case, half: torch.dtype) -> N
 
 # Compilers, exporters and transforms
 
+# One of each kind of summary: compiling takes seconds.
+KINDS = [case for case in SUMMARIZING if case in DEFAULTS or case.options.get("mode") == "concatenation"]
 
-@every_case
+
+@pytest.mark.parametrize("case", KINDS, ids=str)
 @pytest.mark.filterwarnings(
     r"ignore:The \.grad attribute of a Tensor that is not a leaf"
 )  # the compiler looks
