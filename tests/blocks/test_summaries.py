@@ -181,7 +181,10 @@ def test_summaries_of_half_precision_modules(case: Case, half: torch.dtype) -> N
 KINDS = [case for case in SUMMARIZING if case in DEFAULTS or case.options.get("mode") == "concatenation"]
 
 
-@pytest.mark.parametrize("case", KINDS, ids=str)
+one_of_each_kind = pytest.mark.parametrize("case", KINDS, ids=str)
+
+
+@one_of_each_kind
 @pytest.mark.filterwarnings(
     r"ignore:The \.grad attribute of a Tensor that is not a leaf"
 )  # the compiler looks
@@ -218,7 +221,7 @@ class Attending(Summarizing):
         return self.block.attend(x, summary)
 
 
-@every_case
+@one_of_each_kind
 def test_summaries_go_out_of_and_into_exported_programs(case: Case) -> None:
     block, x = case.build(), image(case, 2, CHANNELS, 6, 8)
     summary = block.summarize(x).detach()
@@ -229,7 +232,7 @@ def test_summaries_go_out_of_and_into_exported_programs(case: Case) -> None:
     assert_close(program.module()(x, found), block(x), 1e-5)
 
 
-@every_case
+@one_of_each_kind
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # torch's own jvp warns
 def test_torch_func_differentiates_summaries(case: Case) -> None:
     block, x = case.build(torch.float64), image(case, 3, CHANNELS, 4, 2, dtype=torch.float64)
