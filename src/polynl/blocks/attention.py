@@ -57,3 +57,12 @@ class AttentionBlock(Block):
         self, x: Float[Tensor, "b n c"], summary: Summary, weights: Float[Tensor, "b n"] | None = None
     ) -> Float[Tensor, "b n c"]:
         return self.out(self.attention(self.queries_of(x), summary), weights)
+
+    def _attend(
+        self,
+        x: Float[Tensor, "b n c"],
+        spatial: torch.Size,
+        summary: Summary,
+        weights: Float[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b n c"]:
+        return x + self._branch(x, summary, weights)

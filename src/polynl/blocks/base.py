@@ -72,16 +72,11 @@ class Block(nn.Module, ABC):
         It leaves what they are divided by as it is, so derivatives by it are what the keys contribute.
         """
 
-    def _branch(
-        self, x: Float[Tensor, "b n c"], summary: Summary, weights: Float[Tensor, "b n"] | None = None
-    ) -> Float[Tensor, "b n c"]:
-        """y(xᵢ, S) for every i; the weights are for norms over positions."""
-        raise NotImplementedError
-
     def scales(self) -> tuple[Tensor | float, Tensor | float]:
         """(α, β)."""
         return 1.0, 1.0
 
+    @abstractmethod
     def _attend(
         self,
         x: Float[Tensor, "b n c"],
@@ -89,8 +84,7 @@ class Block(nn.Module, ABC):
         summary: Summary,
         weights: Float[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n c"]:
-        """Z, where α = β = 1."""
-        return x + self._branch(x, summary, weights)
+        """Z; the weights are for norms over positions. If it `adds_contributions`, `_branch` is y alone."""
 
     def _transform(
         self, x: Float[Tensor, "b n c"], spatial: torch.Size, weights: Float[Tensor, "b n"] | None = None

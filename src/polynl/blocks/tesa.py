@@ -73,6 +73,11 @@ class TESA(Block):
     ) -> Summary:
         raise ValueError(NO_SUMMARY)
 
+    def _attend(
+        self, x: Tensor, spatial: torch.Size, summary: Summary, weights: Tensor | None = None
+    ) -> Tensor:
+        raise ValueError(NO_SUMMARY)
+
     def _transform(
         self, x: Float[Tensor, "b n c"], spatial: torch.Size, weights: Float[Tensor, "b n"] | None = None
     ) -> Float[Tensor, "b n c"]:

@@ -96,7 +96,8 @@ def influence(
 class Sums:
     """A block whose Y is the sum of its contributions, and a place in a map that it attends from."""
 
-    block: Block
+    block: Any
+    """A `Block` that `adds_contributions`."""
     constant: Float[Tensor, "b c"]
     """What the block adds at the place besides contributions: its biases."""
     x: Float[Tensor, "b n c"]
