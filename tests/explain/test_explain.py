@@ -314,7 +314,7 @@ MISTAKES: dict[str, tuple[Words, str]] = {
     "no such folder": (lambda r, i, t: [i / "in" / "aa.png", *RESNET], "there is no image"),
     "not an image": (lambda r, i, t: [r["none"], *RESNET], "1 of 1 images could not be read"),
     "a mistyped option": (lambda r, i, t: [i, *RESNET, "--positoin", 3], "Did you mean --position"),
-    "no checkpoint": (lambda r, i, t: [i, "--checkpoint", t / "x.pt"], "--checkpoint: there is no file"),
+    "no checkpoint": (lambda r, i, t: [i, "--checkpoint", t / "x.pt"], "--checkpoint: no such file"),
     "no recipe": (lambda r, i, t: [i, "--checkpoint", i / "a.png"], "there is no recipe.yaml next to"),
     "another model": (
         lambda r, i, t: [i, "--checkpoint", r["poly_nl"], "--recipe", "scenes", "--model.block", "tesa"],

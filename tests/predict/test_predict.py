@@ -192,7 +192,7 @@ def mistaken(folder: Path, images: Path, tmp_path: Path) -> dict[str, tuple[list
         ),
         "no checkpoint": (
             [images, "--checkpoint", folder / "x.pt"],
-            f"--checkpoint: there is no file {folder}",
+            f"--checkpoint: no such file: {folder}",
         ),
         "no detector": (
             [images, *checkpoint, "--recipe", "scenes"],

@@ -228,7 +228,7 @@ def test_images_that_are_gone_or_unreadable(photos: tuple[Path, Path], tmp_path:
     shutil.rmtree(data / "val")
     assert made(run).missing == [f"Poly-NL: data.root: {data} has no folder 'val'."]
     shutil.rmtree(data)
-    assert made(run).missing == [f"Poly-NL: data.root: there is no folder {data}."]
+    assert made(run).missing == [f"Poly-NL: data.root: no such folder: {data}."]
 
 
 @pytest.mark.parametrize("task", ["classification", "face_detection"])
@@ -242,10 +242,10 @@ def test_a_folder_named_from_where_it_was_trained(
     (run / "recipe.yaml").write_text(to_yaml(recipe))
     monkeypatch.chdir(tmp_path)
     assert made(run).missing == [
-        "Poly-NL: data.root: there is no folder below: run polynl report in the folder where it was trained."
+        "Poly-NL: data.root: no such folder: below: run polynl report in the folder where it was trained."
     ]
     (tmp_path / "below").mkdir()
     (missing,) = made(run).missing
-    assert "there is no folder below/WIDER_val/images." in missing or "has no folder 'val'." in missing
+    assert "no such folder: below/WIDER_val/images." in missing or "has no folder 'val'." in missing
     assert "--" not in missing
     assert "run polynl report" not in missing

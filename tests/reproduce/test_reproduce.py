@@ -216,7 +216,7 @@ def _wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
         (["--seeds", "-1"], "--seeds -1"),
         (["--jobs", "0"], "--jobs 0"),
         (["--resume", "--overwrite"], "choose one of them"),
-        (["--data", "no/such/folder"], "there is no folder no/such/folder"),
+        (["--data", "no/such/folder"], "no such folder: no/such/folder"),
         (["--epoch", "3"], "epoch: there is no such key. Did you mean epochs"),
     ],
 )

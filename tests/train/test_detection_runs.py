@@ -183,12 +183,12 @@ def test_a_results_file_with_a_mistake(
     [
         ("", "specify what to score: --checkpoint FILE or --detections PATH."),
         ("--checkpoint a.pt --detections b.json", "specify what to score"),
-        ("--detections nowhere.json", "--detections: there is no file nowhere.json."),
+        ("--detections nowhere.json", "--detections: no such file: nowhere.json."),
         (
             "--detections a.json --save-detections b.json",
             "--save-detections cannot be combined",
         ),
-        ("--checkpoint nowhere.pt", "--checkpoint: there is no file nowhere.pt."),
+        ("--checkpoint nowhere.pt", "--checkpoint: no such file: nowhere.pt."),
         (
             "--checkpoint a.pt --save-detections .",
             "--save-detections: . is a folder; expected a file.",

@@ -224,8 +224,8 @@ def wrong(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> Path:
         ("wider.pth", "these shapes differ: bn1.bias is (32,), expected (8,)"),
         ("resnet18.pth", "does not fit the SmallResNet, missing: "),
         ("dict.pth", "dict.pth' must contain a state dict, tensors by name; got a dict of epoch"),
-        ("nowhere.pt", "there is no file "),
-        ("folder.pt", "there is no file "),
+        ("nowhere.pt", "no such file: "),
+        ("folder.pt", "no such file: "),
     ],
 )
 def test_a_wrong_file_is_told(trained: Path, wrong: Path, file: str, expected: str, capsys: Any) -> None:

@@ -113,7 +113,7 @@ def test_a_file_is_no_folder_of_detections(finished: Path, tmp_path: Path, capsy
     recipe = finished / "recipe.yaml"
     code, _, err = run(capsys, "evaluate", recipe, "--detections", tmp_path / "file")
     assert code == 2
-    assert f"--detections: there is no folder {tmp_path / 'file'}." in err
+    assert f"--detections: no such folder: {tmp_path / 'file'}." in err
     words = ["--checkpoint", finished / "last.pt", "--save-detections", tmp_path / "file"]
     code, _, err = run(capsys, "evaluate", recipe, *words)
     assert code == 2
@@ -130,7 +130,7 @@ def test_faces_of_another_model_are_not_mixed_with_these(tmp_path: Path, capsys:
     message = f"--save-detections: {folder} already contains 0--Parade; choose a new or empty folder."
     assert message in " ".join(err.split())
     (folder / "0--Parade").rmdir()
-    assert "--checkpoint: there is no file" in run(capsys, *words)[2], "an empty one will do"
+    assert "--checkpoint: no such file" in run(capsys, *words)[2], "an empty one will do"
 
 
 def test_a_file_may_be_written_again(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def test_a_mistake_on_the_command_line(words: str, expected: str, capsys: Any, h
         ("--model.stride-in-1x1 true", "model: stride_in_1x1 needs bottleneck blocks"),
         ("--model.placement bn1 --model.norm frozen", "model.norm: frozen replaces the norm that bn1."),
         ("--model.placement bn1 --model.norm sync", "model.norm: sync replaces the norm that bn1."),
-        ("--model.weights nowhere.pt", "model.weights: there is no file nowhere.pt."),
+        ("--model.weights nowhere.pt", "model.weights: no such file: nowhere.pt."),
         ("--device cuda", "device: cuda was requested, but PyTorch finds no CUDA device."),
     ],
 )
@@ -207,7 +207,7 @@ def test_several_mistakes_are_all_listed(capsys: Any, here: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("--data.root nowhere", "data.root: there is no folder nowhere. Give yours: --data.root DIR"),
+        ("--data.root nowhere", "data.root: no such folder: nowhere. Give yours: --data.root DIR"),
         ("--data.root images --data.val test", "data.root: images has no folder 'test'."),
         ("--data.root images --data.train trian", "Did you mean train?"),
         ("--data.root images/train", "data.root: images/train has no folder 'train'."),

@@ -100,7 +100,7 @@ class ResNetConfig(Config):
             if key.endswith("weights") and path is not None and not path.is_file():
                 option = f"--model.{key.replace('_', '-')}"
                 hint = f" Give yours: {option} FILE, or null for none"
-                raise SettingsError(f"model.{key}: there is no file {path}.", hint=hint)
+                raise SettingsError(f"model.{key}: no such file: {path}.", hint=hint)
 
     def network(self, num_classes: int, **arguments: Any) -> ResNet | SmallResNet:
         """The ResNet alone, without block and weights."""

@@ -49,7 +49,7 @@ class FilesConfig(SourceConfig):
         """Raise a SettingsError if there is no such folder."""
         if not self.root.is_dir():
             raise SettingsError(
-                f"data.root: there is no folder {self.root}.", hint=" Give yours: --data.root DIR"
+                f"data.root: no such folder: {self.root}.", hint=" Give yours: --data.root DIR"
             )
 
 
@@ -71,7 +71,7 @@ class AnnotatedConfig(FlipConfig, FilesConfig):
             if not (path.is_file() if is_file else path.is_dir()):
                 there = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
                 raise SettingsError(
-                    f"data.{key}: there is no {'file' if is_file else 'folder'} {path}."
+                    f"data.{key}: no such {'file' if is_file else 'folder'}: {path}."
                     f"{near_matches(path.name, sorted(there))}",
                     hint=f" Give yours, relative to data.root: --data.{key.replace('_', '-')} NAME",
                 )

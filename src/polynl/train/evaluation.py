@@ -90,7 +90,7 @@ def evaluate_checkpoint(
     if out is not None:
         check_destination(out, "file", "--out")
     if not checkpoint.is_file():
-        raise SettingsError(f"--checkpoint: there is no file {checkpoint}.")
+        raise SettingsError(f"--checkpoint: no such file: {checkpoint}.")
     task.check(training=False)
     set_up_torch(recipe)
     with join_processes(recipe.device) as processes:
@@ -115,7 +115,7 @@ def evaluate_detections(
     if out is not None:
         check_destination(out, "file", "--out")
     if not (detections.is_dir() if task.detections_are == "folder" else detections.is_file()):
-        raise SettingsError(f"--detections: there is no {task.detections_are} {detections}.")
+        raise SettingsError(f"--detections: no such {task.detections_are}: {detections}.")
     task.check(training=False)
     scores = task.score_detections(task.read_detections(detections))
     # Under torchrun, the other processes would print and write the same.

@@ -237,7 +237,7 @@ def find_trained(
     The task has the labels that the run has saved.
     """
     if not checkpoint.is_file():
-        raise SettingsError(f"--checkpoint: there is no file {checkpoint}.")
+        raise SettingsError(f"--checkpoint: no such file: {checkpoint}.")
     file = checkpoint.parent / RECIPE
     if recipe is None and not file.is_file():
         raise SettingsError(

@@ -260,8 +260,8 @@ def test_the_parts_of_a_recipe_reach_the_detector() -> None:
     [
         ("--model.levels [1,3]", "model: levels=[1, 3]: expected consecutive numbers"),
         ("--model.positive-iou 0.2", "model: negative_iou=0.35: expected at most positive_iou=0.2"),
-        ("--model.weights nowhere.pth", "model.weights: there is no file nowhere.pth."),
-        ("--data.source wider_face --data.root nowhere", "data.root: there is no folder nowhere."),
+        ("--model.weights nowhere.pth", "model.weights: no such file: nowhere.pth."),
+        ("--data.source wider_face --data.root nowhere", "data.root: no such folder: nowhere."),
     ],
 )
 def test_a_recipe_that_cannot_be_run(words: str, expected: str) -> None:
@@ -291,7 +291,7 @@ def test_a_recipe_that_cannot_be_read(words: str, expected: str) -> None:
 
 
 def test_no_official_files(official: list[str], tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"data\.ground_truth: there is no folder"):
+    with pytest.raises(SettingsError, match=r"data\.ground_truth: no such folder"):
         task_of(*official, "--data.ground-truth", tmp_path / "gone").check()
 
 

@@ -294,15 +294,15 @@ def test_labels_of_a_trained_model_need_no_data() -> None:
     [
         (
             "--model.weights nowhere.pth",
-            "model.weights: there is no file nowhere.pth. Give yours: --model.weights FILE",
+            "model.weights: no such file: nowhere.pth. Give yours: --model.weights FILE",
         ),
         (
             "--model.backbone-weights no.pth",
-            "model.backbone_weights: there is no file no.pth. Give yours: --model.backbone-weights FILE",
+            "model.backbone_weights: no such file: no.pth. Give yours: --model.backbone-weights FILE",
         ),
         ("--model.placement res5", "model: placement 'res5' needs a layer4, and IntermediateLayerGetter"),
         ("--model.anchor-sizes [8,16]", "model: anchor_sizes=[8.0, 16.0]: expected 3 numbers"),
-        ("--data.source coco --data.root nowhere", "data.root: there is no folder nowhere. Give yours"),
+        ("--data.source coco --data.root nowhere", "data.root: no such folder: nowhere. Give yours"),
     ],
 )
 def test_a_recipe_that_cannot_be_run(words: str, expected: str) -> None:
@@ -352,7 +352,7 @@ def test_a_folder_or_file_that_is_not_there(
     with pytest.raises(SettingsError) as caught:
         task_of(*coco(), f"--data.{key}", name).check()
     message = str(caught.value)
-    assert message.startswith(f"data.{key.replace('-', '_')}: there is no f")
+    assert message.startswith(f"data.{key.replace('-', '_')}: no such f")
     assert f"--data.{key} NAME" in message
     assert f"{name}.{hint}" in message
 
@@ -365,7 +365,7 @@ def test_scoring_needs_no_training_images(coco: Callable[..., list[str]], tmp_pa
     task.check(training=False)
     assert len(task.val_set()) == 3
     assert len(task.labels()) == 7
-    with pytest.raises(SettingsError, match=r"data\.train: there is no folder"):
+    with pytest.raises(SettingsError, match=r"data\.train: no such folder"):
         task.check()
 
 

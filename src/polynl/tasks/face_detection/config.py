@@ -41,7 +41,7 @@ class WiderFaceConfig(AnnotatedConfig):
         """Raise a SettingsError if a folder or file is missing."""
         super().check(training=training)
         if self.ground_truth is not None and not self.ground_truth.is_dir():
-            raise SettingsError(f"data.ground_truth: there is no folder {self.ground_truth}.")
+            raise SettingsError(f"data.ground_truth: no such folder: {self.ground_truth}.")
         if self.ground_truth is None and self.truth_scale != 1:
             raise SettingsError(
                 f"data.truth_scale: {self.truth_scale:g} needs data.ground_truth, which is not given."
