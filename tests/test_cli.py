@@ -1,10 +1,14 @@
 """The command line: help, errors with near matches, exit codes."""
 
+import contextlib
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from command_line import run
 
 from polynl import cli
@@ -23,6 +27,7 @@ COMMANDS = (
     "bench compare",
     "data scenes",
 )
+BENCH = "bench layers --blocks poly_nl --channels 4 --at-side 4 --sides 4 8 --at-channels 4 --runs 2"
 
 
 @pytest.mark.parametrize("words", [(), ("--help",), ("-h",)])
@@ -97,9 +102,64 @@ def test_an_interrupted_run_says_how_to_go_on(
     assert "--resume" in err
 
 
-def test_options_arrive(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    words = "bench layers --blocks poly_nl --channels 4 --at-side 4 --sides 4 8 --at-channels 4 --runs 2"
-    code, out, _ = run(capsys, *words.split(), "--out", str(tmp_path))
+@pytest.mark.parametrize(
+    ("take", "message"),
+    [
+        (lambda *_: torch.empty(1 << 50), "out of memory. Lower --batch, or measure smaller sizes"),
+        (lambda *_: [os.open(os.devnull, 0) for _ in range(10**9)], "too many files are open: raise the"),
+    ],
+)
+def test_what_runs_out_is_named(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    take: Callable[..., object],
+    message: str,
+) -> None:
+    resource = pytest.importorskip("resource", reason="Windows has no limits of these kinds")
+    monkeypatch.setattr(layers, "run_layers", take)
+    before, opened = resource.getrlimit(resource.RLIMIT_NOFILE), set(os.listdir("/dev/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(before[0], 256), before[1]))
+    try:
+        code, _, err = run(capsys, "bench", "layers")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for number in set(os.listdir("/dev/fd")) - opened:
+            with contextlib.suppress(OSError):
+                os.close(int(number))
+    assert code == 1
+    assert err.startswith(f"polynl: {message}")
+    assert err.endswith("add --resume to continue.\n")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of files")
+def test_a_benchmark_on_a_full_disk_names_the_file_and_keeps_what_was_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    import resource
+
+    measured, before = tmp_path / "layers.json", resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, before[1]))  # more than the JSON, less than a figure
+    try:
+        code, _, err = run(capsys, *BENCH.split(), "--out", tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert code == 1
+    assert err == (
+        f"polynl: {tmp_path}/layers-forward.png: File too large. "
+        "Finished work is kept; add --resume to continue.\n"
+    )
+    kept = measured.read_bytes()
+    code, _, err = run(capsys, *BENCH.split(), "--out", tmp_path, "--resume")
+    assert (code, err) == (0, "")
+    assert measured.read_bytes() == kept, "nothing was measured again"
+    assert (tmp_path / "layers-forward.png").exists()
+
+
+def test_options_arrive(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(layers, "save_layer_figures", lambda *_: [])  # they take longer than all else
+    code, out, _ = run(capsys, *BENCH.split(), "--out", str(tmp_path))
     assert code == 0
     assert "Poly-NL" in out
     path = str(tmp_path / "layers.json")

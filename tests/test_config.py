@@ -6,21 +6,22 @@ import re
 from typing import get_args
 
 import pytest
+import torch
 
-from polynl.config import Config, Positive, check_arguments, configured, errors_at
+from polynl.config import Config, Width, check_arguments, configured, errors_at
 from polynl.errors import SettingsError
 from polynl.tasks.registry import TASKS, task_class
 
 
 class Wide(Config):
-    width: Positive = 8
+    width: Width = 8
     """Channels."""
     depth: int
     """Layers."""
 
 
 class Narrow(Wide):
-    width: Positive = 2
+    width: Width = 2
     depth: int = 1
     """Layers, few."""
 
@@ -70,20 +71,34 @@ def test_an_error_names_the_key_that_it_belongs_to_once() -> None:
         raise SettingsError("model.norm: no")
 
 
+def test_a_lack_of_memory_names_the_key_and_another_error_stays() -> None:
+    for size in (1 << 50, 1 << 62):
+        with pytest.raises(SettingsError, match=r"^model: it is too large for"), errors_at("model"):
+            torch.empty(size)
+    with pytest.raises(RuntimeError, match="size"), errors_at("model"):
+        torch.empty(2) + torch.empty(3)
+
+
 def test_arguments_are_known_ours_or_of_the_wrong_kind() -> None:
     def detector(
-        backbone: object, score: float = 0.5, image_mean: object = None, head: object = None
+        backbone: object,
+        score: float = 0.5,
+        topk: int = 9,
+        image_mean: object = None,
+        head: object = None,
     ) -> None:
         """Has an argument of every kind."""
 
     def check(**options: object) -> None:
         check_arguments(options, detector, "Detector", own={"backbone": "arch"})
 
-    check(score=0.1, image_mean=(1.0, 2, 3), head=detector)
+    check(score=0.1, topk=3, image_mean=(1.0, 2, 3), head=detector)
     for options, expected in (
         ({"scores": 1}, "Detector has no option 'scores'. Did you mean score?"),
         ({"backbone": 1}, "polynl sets backbone of Detector itself; use arch instead"),
         ({"score": "high"}, "score of Detector: expected a number, got 'high'"),
+        ({"topk": -1}, "topk of Detector: expected a whole number above 0, got -1"),
+        ({"topk": 1.5}, "topk of Detector: expected a whole number above 0, got 1.5"),
         ({"image_mean": [1, 2]}, "image_mean of Detector: expected three numbers, got [1, 2]"),
         ({"head": 3}, "head of Detector: expected a module, got 3"),
     ):

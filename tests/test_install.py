@@ -235,6 +235,8 @@ def test_a_package_that_is_imported_late_is_missed_at_the_start(
 def test_a_module_that_no_extra_brings_is_no_matter_of_installing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "polynl.cli", None)
     monkeypatch.delattr("polynl.cli", raising=False)
+    for name in ("end_on_signals", "set_up_streams"):  # the signals and streams of these tests
+        monkeypatch.setattr(f"polynl.__main__.{name}", lambda: None)
     with pytest.raises(ModuleNotFoundError, match=r"polynl\.cli"):
         main()
 

@@ -2,16 +2,20 @@
 
 import sys
 
-from polynl.extras import install_hint
+from polynl.terminal import end_on_signals, set_up_streams
 
 
 def main() -> None:
     """Run :func:`polynl.cli.main`; if a package is missing, say which extra installs it."""
+    end_on_signals()
+    set_up_streams()
     try:
-        from polynl import cli  # needs packages of its own, which the core does not bring
+        from polynl.cli import main as run  # needs packages of its own, which the core does not bring
 
-        cli.main()
+        run()
     except ModuleNotFoundError as error:
+        from polynl.extras import install_hint
+
         hint = install_hint(error)
         if hint is None:
             raise

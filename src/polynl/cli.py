@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +30,15 @@ from polynl.commands import (
     Reproduce,
     Train,
 )
-from polynl.errors import RunStoppedError, SettingsError, check_choices
+from polynl.errors import (
+    RunStoppedError,
+    SettingsError,
+    check_choices,
+    is_out_of_files,
+    is_out_of_memory,
+    open_files_remedy,
+)
+from polynl.terminal import CleaningUp, Interrupted
 
 
 class Command(Protocol):
@@ -66,8 +75,19 @@ COMMANDS = Group(
 )
 
 
-# Commands to continue with --resume after Ctrl-C; `train` prints its own message.
+# Commands to continue with --resume; `train` prints its own message.
 RESUMABLE = (["bench"], ["reproduce"])
+
+# What to change if memory runs out, by command; `train` prints its own message.
+LESS_MEMORY = {
+    "train": "Lower batch or workers, or use smaller images.",
+    "evaluate": "Lower val_batch or workers.",
+    "predict": "Use smaller images, or the CPU with --device cpu.",
+    "explain": "Use smaller images or fewer checkpoints at a time, or the CPU with --device cpu.",
+    "report": "Pass fewer runs at a time.",
+    "bench": "Lower --batch, or measure smaller sizes or fewer methods at a time.",
+    "reproduce": "Lower --jobs.",
+}
 
 # Arguments that must precede the options, since they could not be told from the values of recipe keys.
 FIRST = {"recipe": ("RECIPE", "the recipe"), "images": ("IMAGE …", "the images")}
@@ -76,19 +96,38 @@ FIRST = {"recipe": ("RECIPE", "the recipe"), "images": ("IMAGE …", "the images
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command given by the arguments; without any, print the help."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    kept = " Finished work is kept; add --resume to continue." if words[:1] in RESUMABLE else ""
     try:
-        _run(COMMANDS, "polynl", words)
+        with CleaningUp():
+            _run(COMMANDS, "polynl", words)
     except (SettingsError, RunStoppedError) as error:
         _print_error(str(error))
         raise SystemExit(error.exit_code) from None
-    except OSError as error:
-        where = "" if error.filename is None else f"{error.filename}: "
-        _print_error(f"{where}{error.strerror or error}.")
+    except KeyboardInterrupt as error:
+        ended = error if isinstance(error, Interrupted) else Interrupted(signal.SIGINT)
+        Console(stderr=True).print(f"polynl: {ended.message}.{kept}", soft_wrap=True)
+        raise SystemExit(ended.exit_code) from None
+    except Exception as error:
+        message = _shortage(error, words)
+        if message is None:
+            raise
+        _print_error(message + kept)
         raise SystemExit(1) from None
-    except KeyboardInterrupt:
-        resumable = " Finished work is kept; add --resume to continue." if words[:1] in RESUMABLE else ""
-        Console(stderr=True).print(f"polynl: interrupted.{resumable}")
-        raise SystemExit(130) from None
+
+
+def _shortage(error: Exception, words: Sequence[str]) -> str | None:
+    """What this machine lacked or refused, and what to do; None if something else is wrong."""
+    if is_out_of_memory(error):
+        return f"out of memory. {LESS_MEMORY.get(words[0], '')}".rstrip()
+    if is_out_of_files(error):
+        return f"too many files are open: {open_files_remedy()}."
+    if isinstance(error, OSError):
+        where = "" if error.filename is None else f"{error.filename}: "
+        return f"{where}{error.strerror or error}."
+    if isinstance(error, UnicodeEncodeError) and sys.getfilesystemencoding() != "utf-8":
+        what, names = ascii(error.object[error.start : error.end]), sys.getfilesystemencoding()
+        return f"the file names of this locale are {names}, which lacks {what}. Set PYTHONUTF8=1."
+    return None
 
 
 def _print_error(text: str) -> None:

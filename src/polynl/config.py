@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from polynl.errors import SettingsError, near_matches
+from polynl.errors import SettingsError, near_matches, shown
 
 # The key that chooses among several configs, such as those of data sets.
 CHOICE = "source"
 # Marks keys that do not affect what a run learns, such as where its data is; they may change when it resumes.
 NEUTRAL: Any = {"affects_results": False}
 
-Positive = Annotated[int, Field(gt=0)]
+# The limits are far above what anybody trains with: a number with some digits too many is an error, and not a
+# process that runs out of memory or time.
+Side = Annotated[int, Field(gt=0, le=16_384)]
+"""The side of an image in pixels."""
+Width = Annotated[int, Field(gt=0, le=4_096)]
+"""The number of channels of a layer."""
+MOST_OF_A_BLOCK = 4_096
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -48,15 +55,15 @@ def configured(config: type[C], **keys: Any) -> C:
         raise ValueError(mistakes(error, config.model_fields)) from None
 
 
-def mistakes(error: ValidationError, keys: Iterable[str], shown: Callable[[str], str] = str) -> str:
-    """A line for each mistake in a config: the key, as `shown`, the value, what was expected."""
+def mistakes(error: ValidationError, keys: Iterable[str], named: Callable[[str], str] = str) -> str:
+    """A line for each mistake in a config: the key, as `named`, the value, what was expected."""
     lines = []
     for problem in error.errors():
         key = str(next(iter(problem["loc"]), ""))
         if problem["type"] == "extra_forbidden":
-            lines.append(f"{shown(key)}: there is no such option.{near_matches(key, keys)}")
+            lines.append(f"{named(key)}: there is no such option.{near_matches(key, keys)}")
         else:
-            lines.append(explained(shown(key), problem))
+            lines.append(explained(named(key), problem))
     return "\n".join(dict.fromkeys(lines))
 
 
@@ -74,10 +81,10 @@ def explained(key: str, problem: Mapping[str, Any]) -> str:
     if kind == "value_error":  # raised by one of our validators, which names the value
         return f"{key}: {about['error']}" if key else str(about["error"])
     if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return f"{key}: expected keys and values (got {given!r})"
+        return f"{key}: expected keys and values (got {shown(given)})"
     if kind in ("tuple_type", "list_type"):
-        return f"{key}: expected a list, as in [1, 2] (got {given!r})"
-    got = "" if isinstance(given, Mapping | BaseModel) else f" (got {given!r})"
+        return f"{key}: expected a list, as in [1, 2] (got {shown(given)})"
+    got = "" if isinstance(given, Mapping | BaseModel) else f" (got {shown(given)})"
     return f"{key}: {problem['msg'].replace('Input should be', 'expected')}{got}"
 
 
@@ -91,15 +98,23 @@ def _in_order(values: tuple[float, float]) -> tuple[float, float]:
 Fractions = Annotated[tuple[float, float], AfterValidator(_in_order)]
 
 
+_TOO_LARGE = re.compile("allocate memory|out of memory|overflow")
+
+
 @contextmanager
 def errors_at(key: str) -> Iterator[None]:
-    """Turn a ValueError or TypeError into a SettingsError that names the recipe's key."""
+    """Turn a ValueError, a TypeError or a lack of memory into a SettingsError that names the recipe's key."""
     try:
         yield
     except SettingsError:
         raise
     except (ValueError, TypeError) as error:
         raise SettingsError(f"{key}: {error}") from error
+    except (RuntimeError, MemoryError) as error:
+        # PyTorch has no type of its own for a tensor that is too large.
+        if not _TOO_LARGE.search(str(error)):
+            raise
+        raise SettingsError(f"{key}: it is too large for the memory of this machine.") from error
 
 
 def check_arguments(
@@ -125,8 +140,11 @@ def check_arguments(
         if option not in known:
             hint = near_matches(option, known)
             raise ValueError(f"{name} has no option {option!r}.{hint} The options are {', '.join(known)}.")
-        numeric = isinstance(parameters[option].default, int | float)
-        if numeric and not isinstance(value, int | float):
+        default = parameters[option].default
+        # In Python, True is an int.
+        if type(default) is int and (type(value) is not int or value < 1):
+            raise ValueError(f"{option} of {name}: expected a whole number above 0, got {value!r}")
+        if isinstance(default, float) and not isinstance(value, int | float):
             raise ValueError(f"{option} of {name}: expected a number, got {value!r}")
         if option.endswith("head") and not callable(value):
             raise ValueError(f"{option} of {name}: expected a module, got {value!r}")

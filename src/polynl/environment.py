@@ -40,7 +40,7 @@ def environment(device: str) -> dict[str, Any]:
 def cpu_model() -> str:
     """The processor's name, or its architecture if the system does not give the name."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -62,7 +62,7 @@ def _git(folder: Path, *words: str) -> str | None:
     try:
         # Reading the status must not lock the index while somebody commits.
         command = ["git", "--no-optional-locks", *words]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10)
+        done = subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import reprlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+_short = reprlib.Repr()
+_short.maxstring, _short.maxother, _short.maxlist, _short.maxlevel = 100, 100, 8, 2
 
 
 class SettingsError(ValueError):
@@ -25,6 +30,37 @@ class RunStoppedError(RuntimeError):
         self.exit_code = exit_code
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the error says that memory ran out: Python's, or the CPU's or the GPU's in PyTorch.
+
+    PyTorch raises a RuntimeError; one from a worker has the text of the original.
+    """
+    texts = ("can't allocate memory", "not enough memory", "Cannot allocate memory", "std::bad_alloc")
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+        or (isinstance(error, RuntimeError) and any(text in str(error) for text in texts))
+    )
+
+
+def is_out_of_files(error: BaseException) -> bool:
+    """Whether the error says that the process may not open more files."""
+    # Without a free descriptor, a process does not get the one that another sends it.
+    texts = ("Too many open files", "received 0 items of ancdata")
+    return isinstance(error, OSError | RuntimeError) and any(text in str(error) for text in texts)
+
+
+def open_files_remedy() -> str:
+    """What to do if too many files are open."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return "lower workers"
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return f"raise the limit on open files (now {limit}; see ulimit -n) or lower workers"
+
+
 def near_matches(word: str, choices: Iterable[str]) -> str:
     """ " Did you mean …?", or an empty string if no choice is close."""
     near = difflib.get_close_matches(word, list(choices), n=3, cutoff=0.5)
@@ -39,6 +75,11 @@ def shortened(names: Sequence[object], most: int = 3) -> str:
     """
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(str, names[:most])) + more
+
+
+def shown(value: object) -> str:
+    """`repr(value)`, shortened if it is long or deeply nested."""
+    return _short.repr(value)
 
 
 def check_choices(names: Iterable[str], choices: Sequence[str], kind: str) -> list[str]:

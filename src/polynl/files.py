@@ -20,7 +20,8 @@ def write_atomically(path: Path, content: str | bytes | memoryview, *, durable: 
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with open(temporary, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            # In some locales a file name's bytes are kept as surrogates; here they are bytes again.
+            file.write(content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())

@@ -13,12 +13,23 @@ from polynl.results.benchmark import Measurement, Point, Results
 
 POINT = Point("forward", 1, 8, 4)
 OLD = (1.0, 1.1, 1.2, 1.3, 1.4)
+# Of layers and of networks.
+SETTINGS = {"runs": 5, "batch": 1, "dtype": "float32", "device": "cpu"} | {
+    "channels": [4],
+    "sides": [8],
+    "at_side": 8,
+    "at_channels": 4,
+    "side": 8,
+    "training": False,
+}
 
 
 def results(seconds: dict[str, tuple[float, ...]], **changed: object) -> Results:
     measurements = [Measurement(name, POINT, taken, 100) for name, taken in seconds.items()]
-    methods = {name: {"label": name.title()} for name in seconds}
-    fields = {"settings": {"runs": 5}, "environment": {"cpu": "one"}} | changed
+    methods = {
+        name: {"label": name.title(), "parameters": 1, "multiply_adds": 1} for name in ("conv", *seconds)
+    }
+    fields = {"settings": SETTINGS, "environment": {"cpu": "one"}} | changed
     return Results("layers", "", methods=methods, reference="conv", measurements=measurements, **fields)  # type: ignore[arg-type]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import run
 from rich.console import Console
 from torch import Tensor, nn
 
@@ -20,12 +21,15 @@ from polynl.bench.measure import Task, task
 from polynl.bench.plots import layer_figure
 from polynl.bench.settings import LayerSettings
 from polynl.errors import SettingsError
-from polynl.results.benchmark import Results, Step
+from polynl.results.benchmark import Measurement, Point, Results, Step
 from polynl.results.formats import duration
 
 TINY = LayerSettings(
     blocks=("poly_nl", "non_local"), channels=(4, 8), at_side=4, sides=(4, 6, 8), at_channels=8, runs=3
 )
+
+
+ONE_SIZE = replace(TINY, channels=(8,), sides=(4,))
 
 
 @pytest.fixture
@@ -74,7 +78,7 @@ def test_a_run_says_whether_the_allocator_was_primed(
 ) -> None:
     monkeypatch.setattr(runner, "prime_allocator", lambda: primed)
     console = quiet()
-    results = run_layers(replace(TINY, out=tmp_path, sides=(4,), channels=(8,)), console)
+    results = run_layers(replace(ONE_SIZE, out=tmp_path), console)
     assert results.settings["allocator_primed"] is primed
     said = "The allocator was primed" if primed else "The allocator was not primed"
     assert said in printed(console)
@@ -144,11 +148,11 @@ def test_out_of_memory_is_a_reason_and_other_errors_are_not(
         monkeypatch.setattr(runner, "peak_bytes", peak)
 
     fail("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
-    results = run_layers(replace(TINY, out=tmp_path / "a"), quiet())
+    results = run_layers(replace(ONE_SIZE, out=tmp_path / "a"), quiet())
     assert {m.skipped for m in results.measurements} == {"out of memory"}
     fail("shapes do not fit")
     with pytest.raises(RuntimeError, match="shapes do not fit"):
-        run_layers(replace(TINY, out=tmp_path / "b"), quiet())
+        run_layers(replace(ONE_SIZE, out=tmp_path / "b"), quiet())
 
 
 def test_peers_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,10 +185,7 @@ def test_a_layer_of_another_dtype_layout_and_seed(tmp_path: Path, monkeypatch: p
         return task(module, x, step)
 
     monkeypatch.setattr(runner, "task", watched)
-    settings = replace(
-        TINY, dtype="bfloat16", channels_last=True, seed=3, out=tmp_path, sides=(4,), channels=(8,)
-    )
-    run_layers(settings, quiet())
+    run_layers(replace(ONE_SIZE, dtype="bfloat16", channels_last=True, seed=3, out=tmp_path), quiet())
     assert given
     drawn = torch.randn(1, 8, 4, 4, generator=torch.Generator().manual_seed(3)).bfloat16()
     for dtype, x in given:
@@ -216,7 +217,7 @@ def test_durations_have_three_digits() -> None:
 
 @pytest.mark.usefixtures("without_figures")
 def test_a_run_is_never_overwritten_unasked(tmp_path: Path) -> None:
-    settings = replace(TINY, out=tmp_path)
+    settings = replace(ONE_SIZE, out=tmp_path)
     first = run_layers(settings, quiet())
     with pytest.raises(SettingsError, match=r"--resume.*--overwrite.*--out"):
         run_layers(settings, quiet())
@@ -226,12 +227,28 @@ def test_a_run_is_never_overwritten_unasked(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("without_figures")
 def test_another_run_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_layers(replace(TINY, out=tmp_path), quiet())
+    run_layers(replace(ONE_SIZE, out=tmp_path), quiet())
     with pytest.raises(SettingsError, match=r"other settings.*\n  runs: 3 → 4\n  seed: 0 → 1"):
-        run_layers(replace(TINY, out=tmp_path, resume=True, runs=4, seed=1), quiet())
+        run_layers(replace(ONE_SIZE, out=tmp_path, resume=True, runs=4, seed=1), quiet())
     monkeypatch.setattr(runner, "environment", lambda _: {"cpu": "another"})
     with pytest.raises(SettingsError, match=r"other environment.*\n(.*\n)*.*cpu: .* → another"):
-        run_layers(replace(TINY, out=tmp_path, resume=True), quiet())
+        run_layers(replace(ONE_SIZE, out=tmp_path, resume=True), quiet())
+
+
+def test_a_point_that_lacks_a_method_is_measured_anew(tmp_path: Path) -> None:
+    points = [Point("forward", 1, side, 1) for side in (1, 2)]
+    results = Results("layers", "", {}, {}, {"a": {"label": "A"}, "b": {"label": "B"}}, "a")
+    results.measurements = [Measurement(method, point, (1.0,), 1) for point in points for method in "ab"]
+    whole = list(results.measurements)
+    results.measurements.pop(1)
+
+    def build(method: str, point: Point) -> tuple[nn.Module, Tensor]:
+        return nn.Identity(), torch.ones(1)
+
+    settings = replace(TINY, runs=1)
+    runner.measure_points(results, tmp_path / "a.json", points, build, lambda *_: None, settings, quiet())
+    assert results.measurements[:2] == whole[2:]
+    assert [(m.method, m.point) for m in results.measurements[2:]] == [("a", points[0]), ("b", points[0])]
 
 
 def measurements(path: Path) -> list[dict[str, object]]:
@@ -257,7 +274,8 @@ cli.main(sys.argv[1:])
 """
 
 
-def test_a_killed_run_is_resumed_where_it_was(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("without_figures")
+def test_a_killed_run_is_resumed_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = "--channels 4 8 16 --at-side 4 --sides 4 6 8 10 --at-channels 8 --runs 3 --threads 1"
     words = ["bench", "layers", "--blocks", "poly_nl", *sizes.split(), "--out", str(tmp_path)]
     path = tmp_path / "layers.json"
@@ -266,9 +284,8 @@ def test_a_killed_run_is_resumed_where_it_was(tmp_path: Path) -> None:
     assert process.returncode == -signal.SIGKILL
     kept = measurements(path)
     assert len(kept) == 2 * 2 < every
-    command = [sys.executable, "-m", "polynl", *words, "--resume"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    code, _, err = run(capsys, *words, "--resume")
+    assert code == 0, err
     finished = measurements(path)
     assert finished[: len(kept)] == kept
     assert len(finished) == every

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from io import StringIO
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,12 +28,18 @@ def test_variants_are_blocks_at_placements() -> None:
     ]
 
 
-def test_a_run_counts_and_measures(tmp_path: Path) -> None:
-    console = Console(file=StringIO(), width=160)
-    results = run_networks(
-        replace(TINY, out=tmp_path, blocks=("poly_nl",), placements=("res4",), training=True), console
-    )
-    assert Results.load(tmp_path / "nets.json") == results
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[NetSettings, Results, str]:
+    """A run: its settings, its results and what it printed."""
+    out, console = tmp_path_factory.mktemp("nets"), Console(file=StringIO(), width=160)
+    settings = replace(TINY, out=out, blocks=("poly_nl",), placements=("res4",), training=True)
+    results = run_networks(settings, console)
+    return settings, results, console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_run_counts_and_measures(finished: tuple[NetSettings, Results, str]) -> None:
+    settings, results, text = finished
+    assert Results.load(settings.out / "nets.json") == results
     plain, variant = results.methods["plain"], results.methods["poly_nl@res4"]
     # 256 channels before layer3.1; a map of 32 × 32 has 2 × 2 positions there.
     assert variant["parameters"] - plain["parameters"] == 3 * 256**2 + 2
@@ -45,19 +50,17 @@ def test_a_run_counts_and_measures(tmp_path: Path) -> None:
     points = {m.point for m in results.measurements}
     assert points == {Point("forward", 1, 32), Point("forward", 2, 32), Point("training", 2, 32)}
     assert all(len(m.seconds) == 2 and m.peak_bytes for m in results.measurements)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
     many = results.at("plain", Point("forward", 2, 32))
     assert many is not None
     assert many.median is not None
     assert f"{2 / many.median:.1f} (1.00)" in text
     assert "Poly-NL at res4" in text
-    assert "Poly-NL at res4" in (tmp_path / "nets.md").read_text()
+    assert "Poly-NL at res4" in (settings.out / "nets.md").read_text()
 
 
-def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
-    settings = replace(TINY, out=tmp_path, blocks=("poly_nl",), placements=("res4",))
-    first = run_networks(settings, Console(file=StringIO()))
-    assert run_networks(replace(settings, resume=True), Console(file=StringIO())) == first
+def test_resuming_a_finished_run_changes_nothing(finished: tuple[NetSettings, Results, str]) -> None:
+    settings, results, _ = finished
+    assert run_networks(replace(settings, resume=True), Console(file=StringIO())) == results
 
 
 @pytest.mark.parametrize(

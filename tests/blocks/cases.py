@@ -112,7 +112,7 @@ def linear(layer: nn.Linear, x: Tensor) -> Tensor:
 
 
 def normed(layer: Any, x: Tensor) -> Tensor:
-    y, norm = linear(layer.linear, x), layer.norm
+    y, norm = linear(layer, x), layer.norm
     if isinstance(norm, nn.BatchNorm1d):
         y = (y - norm.running_mean) / (norm.running_var + norm.eps).sqrt() * norm.weight + norm.bias
     elif isinstance(norm, nn.GroupNorm):

@@ -74,7 +74,7 @@ def test_mmcv(axes, mode, sub_sample, norm, use_scale):
     options = {"mode": mode, "sub_sample": sub_sample, "use_scale": use_scale}
     x = maps(6, SIZES[axes])
     block = assert_equal_to_peer(randomised(peer), "mmcv", x, gradients=gradients, **options)
-    assert (block.out.linear.bias is None) == (norm is not None)
+    assert (block.out.bias is None) == (norm is not None)
 
 
 @pytest.mark.parametrize("use_scale", [False, True])
@@ -264,7 +264,7 @@ def test_reads_a_fork_without_biases():
     }
     block = load_peer(state, "non_local_pytorch")
     assert not block.bias
-    assert block.out.linear.bias is None
+    assert block.out.bias is None
 
 
 @every_source

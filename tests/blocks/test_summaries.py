@@ -194,7 +194,7 @@ def test_one_graph_each_under_compile_with_changing_sizes(case: Case) -> None:
     summarize, attend = torch.compile(block.summarize, **options), torch.compile(block.attend, **options)
     call = torch.compile(block, **options)
     try:
-        for side in ((5, 4), (6, 7), (16, 16)):
+        for side in ((5, 4), (16, 16)):
             x = image(case, 2, CHANNELS, *side).requires_grad_()
             mask = torch.ones_like(x[:, 0], dtype=torch.bool)
             mask[..., -1] = False

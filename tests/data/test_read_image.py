@@ -8,6 +8,7 @@ import os
 import struct
 import sys
 import warnings
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -247,17 +248,68 @@ def test_a_file_that_is_gone_or_forbidden(tmp_path: Path, monkeypatch: pytest.Mo
         read_image(path)
 
 
-def test_a_large_image_is_read_and_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def claiming(content: bytes, width: int, height: int) -> bytes:
+    """The file with another size in its header."""
+    if content.startswith(b"\xff\xd8"):
+        place = next(content.index(marker) for marker in (b"\xff\xc0", b"\xff\xc2") if marker in content) + 5
+        size = struct.pack(">HH", height, width)
+    elif content.startswith(b"\x89PNG"):
+        place, start = 16, 12
+        size = struct.pack(">II", width, height)
+        header = content[start:place] + size + content[24:29]
+        size = header[4:] + struct.pack(">I", zlib.crc32(header))
+    elif content.startswith(b"GIF"):
+        place, size = 6, struct.pack("<HH", width, height)
+    elif content.startswith(b"BM"):
+        place, size = 18, struct.pack("<ii", width, height)
+    else:
+        assert content.startswith(b"P6\n37 29\n")
+        return content.replace(b"37 29", b"%d %d" % (width, height), 1)
+    return content[:place] + size + content[place + len(size) :]
+
+
+@pytest.mark.parametrize("upright", [False, True])
+@pytest.mark.parametrize(
+    "content",
+    [
+        JPEGS["baseline"],
+        JPEGS["progressive"],
+        JPEGS["grey"],
+        JPEGS["fill bytes"],
+        # A marker that is no segment: what follows is not its length.
+        JPEGS["baseline"].replace(b"\xff\xdb", b"\xff\xd0\xff\xdb", 1),
+        OTHERS["PNG"],
+        encoded(picture().quantize(20), "GIF"),
+        OTHERS["BMP"],
+        OTHERS["PPM"],
+    ],
+    ids=["JPEG", "progressive", "grey", "fill bytes", "bare marker", "PNG", "GIF", "BMP", "PPM"],
+)
+def test_a_bomb_is_refused_before_it_is_decoded(
+    tmp_path: Path, content: bytes, upright: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "image.jpg"
+    path.write_bytes(claiming(content, 30000, 29999))
+    for module, name in ((classification, "_decode_jpeg"), (Image.Image, "convert")):
+        monkeypatch.setattr(module, name, lambda *a, **k: pytest.fail("decoded"))  # type: ignore[arg-type]
+    with pytest.raises(UnreadableImageError) as raised:
+        read_image(path, upright=upright)
+    assert str(raised.value) == (
+        f"{path} is not a readable image: it is 30,000 × 29,999 pixels large, and at most 178,956,970 are "
+        "read: scale it down"
+    )
+
+
+def test_a_large_image_is_read_up_to_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the limit of PIL is, which stays as it was."""
     pixels = 29 * 37
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", pixels - 1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        image = decoded(tmp_path, OTHERS["PNG"])
-    assert isinstance(image, Tensor)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", pixels // 2 - 1)
-    reason = decoded(tmp_path, OTHERS["PNG"])
-    assert isinstance(reason, str)
-    assert "exceeds limit" in reason
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    for content in (JPEGS["baseline"], OTHERS["PNG"]):
+        monkeypatch.setattr(classification, "MOST_PIXELS", pixels)
+        assert isinstance(decoded(tmp_path, content), Tensor)
+        monkeypatch.setattr(classification, "MOST_PIXELS", pixels - 1)
+        assert "it is 37 × 29 pixels large, and at most 1,072 are read" in str(decoded(tmp_path, content))
+    assert Image.MAX_IMAGE_PIXELS == 10
 
 
 def test_no_warning_reaches_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

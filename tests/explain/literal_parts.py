@@ -121,8 +121,8 @@ def _efficient_nl(block: Any, x: Tensor, spatial: torch.Size) -> tuple[Tensor, T
 
 def _through_out(out: Any, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
     """W_out and the scale of the norm are of the parts; the biases, and X itself, of nobody else."""
-    parts = attended @ out.linear.weight.T
-    own = torch.zeros_like(x) if out.linear.bias is None else out.linear.bias.expand_as(x)
+    parts = attended @ out.weight.T
+    own = torch.zeros_like(x) if out.bias is None else out.bias.expand_as(x)
     if out.norm is not None:
         spread = (out.norm.running_var + out.norm.eps).sqrt()
         parts = parts / spread * out.norm.weight

@@ -225,7 +225,7 @@ def test_a_single_map_without_gradients_has_the_literal_values(
     with torch.no_grad():
         z = block(x)
         twice = block(torch.cat([x, x]))
-    w1, w2, w3, alpha, beta, value = block._parameters_of_poly_nl()
+    w1, w2, w3, alpha, beta, value = block._bare_parameters()
     folded = x[0].flatten(1).T
     y = poly_nl_reference(folded, w1.T, w2.T, w3.T, None if value is None else value.T)
     assert_close(z, (alpha * folded + beta * y).T.reshape(x.shape))

@@ -9,7 +9,7 @@ from hosts import Tiny, hooks
 from torch import nn
 
 from polynl.blocks.poly_nl import PolyNL
-from polynl.insertion import insert, remove
+from polynl.insertion import insert, inserted, remove, restore, spec
 
 
 def snapshot(model):
@@ -92,6 +92,30 @@ def test_inserting_twice():
     insert(remove(model), "conv", after="stage.1")
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model: insert(model, "poly_nl", before="layer3.1"),
+        remove,
+        inserted,
+        spec,
+        lambda model: restore(model, spec(Tiny())),
+    ],
+)
+@pytest.mark.parametrize(
+    ("model", "match"),
+    [
+        ("resnet50", r"nn.Module, got 'resnet50'; build .* torchvision.models.get_model\(\"resnet50\"\)"),
+        (torchvision.models.resnet18, r"nn.Module, got <function resnet18 .*call it"),
+        (Tiny, r"nn.Module, got <class 'hosts.Tiny'>.*call it"),
+        ({"layer3.1.weight": 1}, "nn.Module, got a dict"),
+    ],
+)
+def test_what_is_no_model(call, model, match):
+    with pytest.raises(TypeError, match=match):
+        call(model)
+
+
 def test_removing_nothing_is_fine():
     model = Tiny()
     assert remove(remove(model)) is model
@@ -132,35 +156,6 @@ def test_a_scripted_module():
         model.stem = torch.jit.trace(model.stem, torch.zeros(1, 3, 8, 8))
     with pytest.raises(ValueError, match=r'before "stem".*scripted'):
         insert(model, "poly_nl", before="stem")
-
-
-@pytest.mark.parametrize(
-    ("name", "target", "size"),
-    [
-        ("swin_t", "features.1.0", (64, 64)),
-        ("swin_t", "features.3.1", (68, 100)),
-        ("convnext_tiny", "features.1.0.block.2", (64, 64)),
-        ("swin3d_t", "features.0.0", (4, 64, 64)),
-        ("vit_b_32", "encoder.layers.encoder_layer_1", (224, 224)),
-    ],
-)
-def test_channels_last_maps_and_tokens_are_refused(name, target, size):
-    model = torchvision.models.get_model(name, weights=None)
-    with pytest.raises(ValueError, match=rf'"{target}" .*seem to come last'):
-        insert(model, "poly_nl", before=target, example=torch.zeros(1, 3, *size))
-
-
-def test_as_many_channels_as_rows_are_not_taken_for_channels_last():
-    model = insert(nn.Conv2d(3, 16, 1), "poly_nl", after="", example=torch.zeros(1, 3, 16, 16))
-    assert model.polynl_after.channels == 16
-
-
-def test_channels_given_are_believed_where_they_seem_to_come_last():
-    model = nn.Sequential(nn.Conv2d(3, 6, 1), nn.Flatten(2))
-    x = torch.randn(2, 3, 4, 4)
-    with pytest.raises(ValueError, match=r"\(2, 6, 16\) seem to come last; if they do not, pass channels="):
-        insert(model, "poly_nl", after="1", example=x)
-    assert insert(model, "poly_nl", after="1", channels=6)(x).shape == (2, 6, 16)
 
 
 @pytest.mark.parametrize(

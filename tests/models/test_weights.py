@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,33 @@ def test_a_file_cut_short(tmp_path: Path, layer: nn.Linear, name: str, part: flo
         load_weights(layer, tmp_path / name)
     assert "\n" not in str(caught.value)
     assert torch.equal(layer.weight, before)
+
+
+@pytest.mark.parametrize("name", ["w.pth", "w.safetensors"])
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (math.nan, torch.float32),
+        (-math.inf, torch.float32),
+        (math.inf, torch.float16),
+        (math.nan, torch.float8_e4m3fn),
+    ],
+)
+def test_values_that_are_not_finite_are_refused(
+    tmp_path: Path, layer: nn.Linear, name: str, value: float, dtype: torch.dtype
+) -> None:
+    other = nn.Sequential(nn.Linear(40, 30), nn.BatchNorm1d(30))
+    other[0].weight.data[7, 9] = value
+    # Large values add up to infinity in 16 bits, and are finite.
+    other[1].running_var.fill_(60000 if dtype == torch.float16 else 1)
+    save(other.to(dtype), tmp_path / name)
+    model = nn.Sequential(layer, nn.BatchNorm1d(30))
+    before = layer.weight.clone()
+    message = rf"{name}' has NaN or infinite values in 1 of its 7 tensors, first in 0\.weight"
+    with pytest.raises(ValueError, match=message):
+        load_weights(model, tmp_path / name)
+    assert torch.equal(layer.weight, before)
+    load_weights(model, tmp_path / name, without=["0"])
 
 
 @pytest.mark.parametrize(
@@ -97,3 +125,12 @@ def test_a_trained_model_has_its_block(tmp_path: Path) -> None:
     load_weights(model, tmp_path / "plain.pth")
     with pytest.raises(ValueError, match=r"missing: 0\.polynl_after\.alpha"):
         load_weights(model, tmp_path / "plain.pth", trained=True)
+
+
+def test_files_in_which_scales_have_no_axis(tmp_path: Path) -> None:
+    model = insert(nn.Sequential(nn.Conv2d(3, 8, 1)), "poly_nl", after="0")
+    older = {key: value + 1 for key, value in model.state_dict().items()}
+    older = {key: value.reshape(()) if value.shape == (1,) else value for key, value in older.items()}
+    torch.save(older, tmp_path / "older.pth")
+    load_weights(model, tmp_path / "older.pth")
+    assert all(torch.equal(value, older[key].view_as(value)) for key, value in model.state_dict().items())

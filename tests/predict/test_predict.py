@@ -14,7 +14,7 @@ from command_line import run
 from PIL import Image
 from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from polynl.data.images import read_image
@@ -90,6 +90,22 @@ def test_pictures_and_a_file_in_cocos_format(folder: Path, images: Path, tmp_pat
             assert picture.size[0] * image.shape[1] == pytest.approx(
                 picture.size[1] * image.shape[2], rel=0.01
             )
+
+
+def test_weights_that_are_not_finite_are_not_drawn(
+    folder: Path, images: Path, tmp_path: Path, capsys: Any
+) -> None:
+    for name in ("recipe.yaml", "labels.json"):
+        shutil.copy(folder / name, tmp_path / name)
+    state = load_file(folder / "best.safetensors")
+    state["backbone.body.conv1.weight"][0] = torch.nan
+    save_file(state, tmp_path / "best.safetensors")
+    words = [images, "--checkpoint", tmp_path / "best.safetensors"]
+    code, shown, err = predict(capsys, tmp_path / "out", *words)
+    assert (code, shown) == (2, "")
+    assert f"{tmp_path}/best.safetensors' has NaN or infinite values in 1 of its" in err
+    assert "first in backbone.body.conv1.weight" in err
+    assert not (tmp_path / "out").exists()
 
 
 def test_only_detections_above_the_threshold(folder: Path, images: Path, tmp_path: Path, capsys: Any) -> None:

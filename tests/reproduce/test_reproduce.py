@@ -2,8 +2,8 @@
 
 import fcntl
 import json
+import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +13,7 @@ from typing import NoReturn
 import matplotlib.image
 import numpy as np
 import pytest
+from fork_server import fork_server
 from PIL import Image
 from rich.console import Console
 
@@ -54,10 +55,17 @@ def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, s
     return code, " ".join(out.split()), err
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _server() -> None:
+    fork_server()
+
+
 @pytest.fixture(autouse=True)
 def small_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few, and without figures: drawing takes longer than timing."""
     sizes = {"runs": 1, "channels": (4, 8), "at_side": 4, "sides": (4, 6), "at_channels": 4}
     monkeypatch.setattr(timing, "SIZES", sizes)
+    monkeypatch.setattr("polynl.bench.layers.save_layer_figures", lambda *_: [])
 
 
 def test_everything_is_trained_once_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,25 +189,36 @@ def test_from_a_recipe_of_another_task(
     assert "Face detector" in (out / "report.html").read_text()
 
 
-def test_sigterm_stops_the_trainings_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_signal_stops_the_trainings_too(number: signal.Signals, code: int, tmp_path: Path) -> None:
     words = [*TINY, "--epochs", "10000", "--blocks", "none", "--out", str(tmp_path)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "polynl", "reproduce", *words],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    checkpoint = tmp_path / "none-seed0" / "last.pt"
-    _wait_for(checkpoint.exists)
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 143
-    assert "continue with --resume" in err
-    written = checkpoint.stat().st_mtime_ns
-    # Whoever trains holds the folder's lock: nobody does.
-    with open(tmp_path / "none-seed0" / ".lock") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    assert checkpoint.stat().st_mtime_ns == written
+    process = fork_server().Process(target=_reproduce, args=(words, tmp_path / "err.txt"))
+    process.start()
+    folder = tmp_path / "none-seed0"
+    _wait_for((folder / "last.pt").exists)
+    os.kill(process.pid, number)
+    process.join(120)
+    assert process.exitcode == code
+    if number == signal.SIGKILL:  # which lets nobody wait for them: they find out by themselves
+        _wait_for(lambda: not _trains(folder))
+    else:
+        assert "continue with --resume" in (tmp_path / "err.txt").read_text()
+    assert not _trains(folder)
+
+
+def _reproduce(words: Sequence[str], errors: Path) -> None:
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), sys.stderr.fileno())
+    cli.main(["reproduce", *words])
+
+
+def _trains(folder: Path) -> bool:
+    """Whether a process trains in the folder: it holds the lock."""
+    with open(folder / ".lock") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def _wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:

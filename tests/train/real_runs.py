@@ -11,6 +11,7 @@ import contextlib
 import csv
 import multiprocessing
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from typing import Any
 
 import torch
 import yaml
+from fork_server import fork_server
 from PIL import Image
 
 from polynl.train.checkpoint import load_checkpoint
@@ -211,8 +213,7 @@ class Runner:
 
     def __init__(self, logs: Path) -> None:
         self._logs, self._groups, self._count = logs, set[int](), 0
-        self._server = multiprocessing.get_context("forkserver")
-        self._server.set_forkserver_preload(["polynl.cli", "polynl.train.loop", "torch.distributed.run"])
+        self._server = fork_server()
 
     def polynl(self, *words: object, **hooks: Any) -> Started:
         return self._forked(run_polynl, words, hooks)
@@ -262,12 +263,22 @@ def _as_leader(log: Path, method: str, function: Callable[..., None], *arguments
 
 
 def run_polynl(words: Sequence[object], hooks: Mapping[str, Any]) -> None:
-    """`python -m polynl WORDS`; `dies_at`: killed before it renames a file for the nth time."""
-    from polynl import cli
+    """`python -m polynl WORDS`; `dies_at`: killed before it renames a file for the nth time;
+    `more_files`: how many more than now it may open; `unread`: nobody reads its output.
+    """
+    from polynl.__main__ import main
 
     if "dies_at" in hooks:
         sys.addaudithook(_Death(hooks["dies_at"]))
-    cli.main([str(word) for word in words])
+    if "more_files" in hooks:
+        most = len(os.listdir("/proc/self/fd")) + hooks["more_files"]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if hooks.get("unread"):
+        reader, writer = os.pipe()
+        os.close(reader)
+        os.dup2(writer, 1)
+    sys.argv = ["polynl", *map(str, words)]
+    main()
 
 
 class _Death:

@@ -6,7 +6,10 @@ import errno
 import io
 import os
 import pickle
+import re
+import subprocess
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +48,15 @@ def same(a: Any, b: Any) -> bool:
 def some_state(number: int = 0) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(number)
     return {
+        "images": 8,
+        "batch": 2,
+        "epoch": 1,
         "step": number,
-        "model": {"weight": torch.randn(4, 3, generator=generator), "count": torch.tensor(7)},
         "rows": [{"epoch": 1, "loss": 0.1 + number, "top1": 1 / 3}, {}],
+        "model": {"weight": torch.randn(4, 3, generator=generator), "count": torch.tensor(7)},
+        "optimizer": {},
+        "scaler": {},
+        "shares": [{"random": {}, "totals": {}}],
     }
 
 
@@ -63,7 +72,7 @@ def test_tensors_and_values_come_back_as_they_were(tmp_path: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.randn(2, 3, 16, 16)).sum().backward()
     optimizer.step()
-    state = {
+    state = some_state() | {
         "model": dict(model.state_dict()),
         "optimizer": optimizer.state_dict(),
         "random": torch.get_rng_state(),
@@ -168,9 +177,52 @@ def test_where_the_last_is_damaged_the_one_before_is_taken(tmp_path: Path) -> No
     (tmp_path / PREVIOUS).write_bytes(b"PK")
     (tmp_path / LAST).write_bytes(b"PK")
     with pytest.raises(
-        CheckpointError, match=r"(?s)last\.pt.*previous\.pt.*No checkpoint of this run can be"
+        CheckpointError,
+        match=r"(?s)last\.pt.*previous\.pt.*No checkpoint of this run can be used: start again with --over",
     ):
         load_last(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict.clear, "is incomplete: it has no images."),
+        (lambda state: state.update(rows=3), "is incomplete: it has no rows."),
+        (lambda state: state.update(shares=[{}]), "is incomplete: its shares have no random and totals."),
+        (lambda state: state["model"].update(count=7), "is damaged: its model has values that are not ten"),
+        (
+            lambda state: state["model"]["weight"][2:].fill_(torch.inf),
+            "has NaN or infinite values in 1 of its 2 tensors, first in weight: the training that wrote",
+        ),
+    ],
+    ids=["nothing", "another type", "a share of nothing", "no tensor", "not finite"],
+)
+def test_a_state_that_cannot_be_resumed_is_refused_and_the_one_before_is_taken(
+    tmp_path: Path, change: Callable[[dict[str, Any]], Any], message: str
+) -> None:
+    save_checkpoint(tmp_path, some_state(3))
+    state = some_state(4)
+    change(state)
+    save_checkpoint(tmp_path, state)
+    found, (problem,) = load_last(tmp_path)
+    assert found is not None
+    assert found["step"] == 3
+    assert problem.startswith(f"{tmp_path / LAST} {message}")
+
+
+def test_where_only_the_best_is_good_a_command_continues_from_it(tmp_path: Path) -> None:
+    folder = tmp_path / "a run"
+    save_checkpoint(folder, some_state(5), best=True)
+    for name in (LAST, PREVIOUS):
+        (folder / name).write_bytes(b"PK")
+    with pytest.raises(CheckpointError, match=r"To continue after epoch 1: cp .*, then --resume\.") as raised:
+        load_last(folder)
+    command = re.search(r"cp .*(?=, then)", str(raised.value))
+    assert command is not None
+    subprocess.run(command[0], shell=True, check=True)
+    state, problems = load_last(folder)
+    assert state is not None
+    assert (state["step"], problems) == (5, [])
 
 
 # Files of others

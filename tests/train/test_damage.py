@@ -18,6 +18,7 @@ import pytest
 import torch
 from command_line import run
 from real_runs import (
+    CLASSES,
     STEPS,
     Gate,
     Runner,
@@ -28,9 +29,10 @@ from real_runs import (
     half_written,
     outcome,
 )
+from safetensors.torch import load_file, save_file
 
 from polynl.tasks.classification.task import Classification
-from polynl.train.checkpoint import load_checkpoint
+from polynl.train.checkpoint import FORMAT, load_checkpoint
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="named pipes, /proc and resource limits")
 KILLED = -signal.SIGKILL
@@ -55,6 +57,12 @@ def damaged(kind: str, file: Path, trap: Path) -> None:
         file.write_bytes(pickle.dumps({"model": Evil(trap)}))
     elif kind == "torch file that runs code":
         torch.save({**load_checkpoint(file), "more": Evil(trap)}, file)
+    elif kind == "format and nothing else":
+        torch.save({"format": FORMAT}, file)
+    elif kind == "NaN in the weights":
+        state = load_checkpoint(file)
+        state["model"]["conv1.weight"][0, 0, 0, 0] = math.nan
+        torch.save(state, file)
     elif kind == "state dict":
         torch.save(load_checkpoint(file)["model"], file)
     elif kind == "garbage":
@@ -73,6 +81,8 @@ def damaged(kind: str, file: Path, trap: Path) -> None:
         "all but a byte",
         "garbage",
         "state dict",
+        "format and nothing else",
+        "NaN in the weights",
         "pickle that runs code",
         "torch file that runs code",
         "gone",
@@ -116,7 +126,21 @@ def test_without_a_checkpoint_that_can_be_read_nothing_is_touched(
     assert (code, said) == (2, "")
     assert f"{out}/last.pt is damaged" in err
     assert f"{out}/previous.pt is damaged" in err
-    assert "No checkpoint of this run can be read." in err
+    assert f"To continue after epoch 1: cp {out}/best.pt {out}/last.pt, then --resume." in err
+    assert_short(err)
+    assert contents(out) == before
+
+
+def test_a_run_without_its_recipe_is_not_resumed_and_a_way_on_is_named(
+    recipe: Path, stopped: Path, tmp_path: Path, capsys: Any
+) -> None:
+    out = copied(stopped, tmp_path / "run")
+    (out / "recipe.yaml").write_bytes(b"")
+    before = contents(out)
+    code, said, err = run(capsys, "train", recipe, "--out", out, "--resume")
+    assert (code, said) == (2, "")
+    assert f"{out}/recipe.yaml is not a recipe: expected keys and values, got nothing." in err
+    assert f"start the command in {out}/environment.json with another --out" in err
     assert_short(err)
     assert contents(out) == before
 
@@ -241,3 +265,26 @@ def test_weights_that_are_no_numbers_are_not_saved(recipe: Path, tmp_path: Path,
     assert "the weights are not finite after step 1 of epoch 1. There is no checkpoint yet." in err
     assert_short(err)
     assert not (tmp_path / "last.pt").exists()
+
+
+def test_weights_that_are_no_numbers_are_neither_scored_nor_drawn_nor_trained(
+    recipe: Path, images: Path, undisturbed: Path, tmp_path: Path, capsys: Any
+) -> None:
+    run_folder = copied(undisturbed, tmp_path / "run")
+    weights = run_folder / "best.safetensors"
+    save_file(load_file(weights) | {"fc.bias": torch.full((CLASSES,), torch.nan)}, weights)
+    image = next((images / "val").rglob("*.png"))
+    for words in (
+        ["evaluate", recipe, "--checkpoint", weights],
+        ["explain", image, "--checkpoint", weights, "--out", tmp_path / "pictures"],
+        ["train", recipe, "--model.weights", weights, "--out", tmp_path / "new"],
+    ):
+        code, said, err = run(capsys, *words)
+        assert (code, said) == (2, ""), words
+        assert f"'{weights}' has NaN or infinite values in 1 of its" in err
+        assert "first in fc.bias" in err
+        assert_short(err)
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+    code, said, _ = run(capsys, "report", run_folder, "--out", tmp_path / "report.html")
+    assert code == 0, "its scores are good"
+    assert f"No pictures: no block: --checkpoint: '{weights}' has NaN or infinite values" in said

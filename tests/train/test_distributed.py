@@ -184,6 +184,12 @@ def test_a_process_that_is_killed_is_started_again_and_nothing_is_lost(
         wait_for_end(workers)
     assert begun.wait() == 0, begun.said
     assert outcome(out) == outcome(random_by_three)
+    # One line for each, and no traceback.
+    told = [line for line in begun.complaints.splitlines() if line.startswith("polynl: rank ")]
+    assert [line.split()[2] for line in told] == ["2", "1"], begun.complaints
+    kept = f"The last good checkpoint is {out}/last.pt, after epoch 1. torchrun restarts the run."
+    assert all(line.endswith(kept) for line in told), told
+    assert "Traceback" not in begun.complaints
     # With this recipe one process takes one image.
     code, _, err = run(capsys, "train", random, "--out", out, "--resume")
     assert code == 2

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from small_runs import SILENT, tiny
 from torch import Tensor, nn
 
 from polynl.models.resnet import resnet
+from polynl.train.checkpoint import load_checkpoint, save_checkpoint
 from polynl.train.config import OptimizerConfig, build_optimizer
+from polynl.train.loop import train
 
 
 @pytest.fixture
@@ -88,3 +92,20 @@ def test_two_steps_by_hand(options: dict[str, Any], expected: Any) -> None:
         optimizer.step()
     torch.testing.assert_close(layer.weight.detach(), expected(weight, 0.5))
     torch.testing.assert_close(layer.bias.detach(), expected(bias.expand(2, 2), 0.0)[0])
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_a_run_of_an_older_version_resumes(name: str, tmp_path: Path) -> None:
+    """In which α and β had no axis, nor had their moments."""
+    recipe = tiny("--optimizer.name", name, "--optimizer.lr", "1e-3")
+    train(recipe, tmp_path, SILENT)
+    expected = load_checkpoint(tmp_path / "last.pt")["model"]
+    state = load_checkpoint(tmp_path / "previous.pt")  # after the first epoch
+    moments = list(state["optimizer"]["state"].values())
+    for tensors in (state["model"], *moments):
+        tensors |= {key: t.reshape(()) for key, t in tensors.items() if getattr(t, "shape", None) == (1,)}
+    assert sum(t.dim() == 0 for values in moments for key, t in values.items() if key != "step") >= 2
+    save_checkpoint(tmp_path, state)
+    train(recipe, tmp_path, SILENT, resume=True)
+    resumed = load_checkpoint(tmp_path / "last.pt")["model"]
+    assert all(torch.equal(resumed[key], value) for key, value in expected.items())

@@ -120,6 +120,13 @@ def here(tmp_path: Path, monkeypatch: Any) -> Path:
         ("--loss.label-smoothing 1", "loss.label_smoothing: expected less than 1 (got 1)"),
         ("--batch-per-process 3", "give either batch (over all processes) or batch_per_process"),
         ("--batch null", "give either batch (over all processes) or batch_per_process"),
+        # Numbers with digits too many.
+        ("--epochs 1000000000", "epochs: expected less than or equal to 1000000 (got 1000000000)"),
+        ("--threads 1000000", "threads: expected less than or equal to 1024 (got 1000000)"),
+        ("--workers 1000000", "workers: expected less than or equal to 256 (got 1000000)"),
+        ("--data.images 1000000", "data.images: expected less than or equal to 500000 (got 1000000)"),
+        ("--data.size 1000000", "data.size: expected less than or equal to 16384 (got 1000000)"),
+        ("--data.images 500000 --data.size 64", "take 6 GB of memory; at most 4 GB are drawn."),
         # Names.
         (
             "--task clasification",
@@ -147,6 +154,15 @@ def here(tmp_path: Path, monkeypatch: Any) -> Path:
         ("--model.options.fomr gram", "model.options: poly_nl has no option 'fomr'"),
         ("--model.options.fomr gram", "Did you mean form"),
         ("--model.block none --model.options.form gram", "model.options: options without a block: form"),
+        ("--model.block polynomial --model.options.order 1000000", "order=1000000: expected at most 4096"),
+        (
+            "--model.block latent_gnn --model.options.latent_dims [9,5000]",
+            "latent_dims=[9, 5000]: expected at",
+        ),
+        (
+            "--model.block tesa --model.options.device 0",
+            "polynl sets device of the block itself; leave it out",
+        ),
         ("--model.norm fozen", "model.norm: expected 'batch', 'sync' or 'frozen' (got 'fozen')"),
     ],
 )
@@ -165,9 +181,11 @@ def test_a_mistake_on_the_command_line(words: str, expected: str, capsys: Any, h
         ("--model.options.reduction -1", "model: reduction=-1: expected a whole number above 0"),
         (
             "--model.arch-options.width wide",
-            "model.arch_options: width of small_resnet: expected a number, got 'wide'",
+            "model.arch_options: width of small_resnet: expected a whole number above 0, got 'wide'",
         ),
         ("--model.arch-options.width 5", "model: width=5: expected an even number"),
+        ("--model.arch-options.width 1000000", "model: width=1000000: expected an even number up to 1024"),
+        ("--model.arch-options.depth 1000000", "model: depth=1000000: expected at most 256"),
         ("--model.arch-options.dropout 2", "model: dropout=2: expected a number from 0 to 1"),
         ("--model.stride-in-1x1 true", "model: stride_in_1x1 needs bottleneck blocks"),
         ("--model.placement bn1 --model.norm frozen", "model.norm: frozen replaces the norm that bn1."),
@@ -279,6 +297,15 @@ GOOD = TINY.read_text()
         ("base: nowhere.yaml\n", "bad.yaml: there is no base nowhere.yaml."),
         ("base: [a, b]\n", "bad.yaml: there is no base ['a', 'b']."),
         ("base: /\n", "bad.yaml: there is no base /."),
+        ("base: chain0.yaml\n", "bad.yaml: its base has a base, and so on, more than 20 times."),
+        ("a: " + 900 * "[" + 900 * "]", "cannot be read as YAML: it is nested too deeply."),
+        ("a: " + 30 * "[" + 30 * "]", "is not a recipe: it is nested more than 20 levels deep, or has more"),
+        ("a: &a [*a]", "is not a recipe: it is nested more than 20 levels deep"),
+        (
+            "a0: &a0 [1]\n"
+            + "".join(f"a{n + 1}: &a{n + 1} [{', '.join(9 * [f'*a{n}'])}]\n" for n in range(9)),
+            "or has more than 100,000 values.",
+        ),
         ("base: list.yaml\n", "list.yaml is not a recipe: expected keys and values, got list."),
     ],
 )
@@ -286,6 +313,8 @@ def test_a_mistake_in_a_file(content: str, expected: str, capsys: Any, here: Pat
     (here / "bad.yaml").write_bytes(content.encode("latin-1" if "\xe4" in content else "utf-8"))
     (here / "loop.yaml").write_text("base: bad.yaml\n")
     (here / "list.yaml").write_text("[1]\n")
+    for number in range(30):
+        (here / f"chain{number}.yaml").write_text(f"base: chain{number + 1}.yaml\n")
     err = refused(capsys, here, "train", "bad.yaml")
     assert expected in err
     assert "bad.yaml" in err or "base" in content

@@ -271,6 +271,14 @@ def test_overwrite_leaves_nothing_of_the_run_before_and_keeps_files_of_others(tm
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
+def test_overwrite_leaves_no_checkpoint_of_a_run_without_its_recipe(tmp_path: Path) -> None:
+    """Or a run that is killed before its first checkpoint would be resumed from another run's."""
+    for name in ("last.pt", "previous.pt", "best.pt"):
+        (tmp_path / name).write_bytes(b"of another run")
+    train(tiny("--epochs", "1"), tmp_path, SILENT, overwrite=True)
+    assert not (tmp_path / "previous.pt").exists()
+
+
 def test_one_run_has_one_recipe(finished: Finished, capsys: Any) -> None:
     words = ["train", TINY, *WORDS, "--optimizer.lr", "0.5", "--model.options.form", "gram", "--resume"]
     code, _, err = run(capsys, *words, "--out", finished.folder)

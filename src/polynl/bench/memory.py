@@ -68,7 +68,7 @@ def _silent_stderr() -> Iterator[None]:
     """Hide what the profiler prints from C++ when it starts and stops; other lines are not lost."""
     saved = os.dup(2)
     try:
-        with open(os.devnull, "w") as nowhere:
+        with open(os.devnull, "w", encoding="utf-8") as nowhere:
             os.dup2(nowhere.fileno(), 2)
         yield
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from string import ascii_lowercase
@@ -15,6 +16,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 
 from polynl.bench.cases import STYLES
 from polynl.blocks.registry import Style
+from polynl.files import write_atomically
 from polynl.results import charts
 from polynl.results.benchmark import STEP_TITLES, STEPS, Results, Step
 from polynl.results.formats import plural
@@ -37,7 +39,10 @@ def save(figure: Figure, path: Path, *suffixes: str) -> list[Path]:
     with matplotlib.rc_context(RC):
         for file in paths:
             # Without its date an SVG of the same results is the same file.
-            figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
+            metadata = {"Date": None} if file.suffix == ".svg" else None
+            content = io.BytesIO()
+            figure.savefig(content, format=file.suffix[1:], dpi=150, metadata=metadata)
+            write_atomically(file, content.getbuffer())
     return paths
 
 

@@ -17,7 +17,7 @@ from polynl.bench.measure import Task, interleaved_seconds, prime_allocator, tas
 from polynl.bench.memory import peak_bytes
 from polynl.bench.settings import Settings
 from polynl.environment import environment
-from polynl.errors import changed_run_error, existing_run_error
+from polynl.errors import changed_run_error, existing_run_error, is_out_of_memory
 from polynl.files import write_atomically
 from polynl.results.benchmark import Measurement, Point, Results, differences
 from polynl.results.tables import Table, as_rich, benchmark_page
@@ -65,7 +65,9 @@ def measure_points(
     `build` returns a method's module, in float32 on the CPU, and its input; `refusal` says why a method is
     not tried at a point, or returns None.
     """
-    done = {measurement.point for measurement in results.measurements}
+    # A file that lacks one of the methods at a point was damaged: they are measured together.
+    done = {point for point in points if all(results.at(method, point) for method in results.methods)}
+    results.measurements = [measurement for measurement in results.measurements if measurement.point in done]
     left = [point for point in points if point not in done]
     results.save(path)
     columns = (BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
@@ -107,8 +109,8 @@ def _at_point(
                 seconds, limit = timed(tasks[method], settings.device), settings.time_limit_s
                 if seconds > limit:
                     reason = f"one step takes {seconds:.1f} s at N = {point.side**2}, limit {limit:g} s"
-            except RuntimeError as error:
-                if not (isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)):
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
                     raise
                 reason = "out of memory"
         if reason is not None:

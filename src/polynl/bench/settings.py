@@ -13,6 +13,8 @@ from polynl.bench.cases import BY_NAME, CASES
 from polynl.blocks.registry import BLOCKS
 from polynl.errors import SettingsError, check_choices, check_resume_or_overwrite
 
+# PyTorch crashes with very many.
+MOST_THREADS = 1024
 # They do not change what is measured.
 ABOUT_THE_FILE = ("out", "resume", "overwrite")
 
@@ -51,6 +53,8 @@ class Settings:
                 # A flag is an int too; a seed may be 0.
                 if type(number) in (int, float) and field.name != "seed" and number <= 0:
                     raise SettingsError(f"{option} {number}: expected a number above 0.")
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise SettingsError(f"--threads {self.threads}: expected at most {MOST_THREADS}.")
         check_resume_or_overwrite(resume=self.resume, overwrite=self.overwrite)
         if self.device == "cuda" and not torch.cuda.is_available():
             raise SettingsError("--device cuda: PyTorch finds no CUDA device.")

@@ -13,7 +13,8 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from polynl.blocks.options import choice, positive
-from polynl.functional.gram import channels_first
+from polynl.blocks.pointwise import owned
+from polynl.functional.gram import channels_first, is_tracing
 from polynl.functional.summary import Summary, counted
 
 Init = Literal["identity", "random"]
@@ -51,6 +52,12 @@ class Block(nn.Module, ABC):
         super().__init__()
         self.channels = positive("channels", channels)
         self.init = choice("init", init, Init)
+
+    def reset_parameters(self) -> None:
+        """Restore the start values of all parameters and statistics, as if the block were new."""
+        for layer in list(self.modules())[1:]:
+            if callable(reset := getattr(layer, "reset_parameters", None)):
+                reset()
 
     # The formulas, on folded maps (b, n, c) whose positions were `spatial`, in the dtype of the parameters.
     # `weights` (b, n) are those of a mask; positions of weight 0 then hold zeros or other finite numbers.
@@ -101,6 +108,8 @@ class Block(nn.Module, ABC):
         context: Float[Tensor, "b c *context"] | None = None,
     ) -> Float[Tensor, "b c *spatial"]:
         """Z of the class's formula, in the layout of x."""
+        if isinstance(x, torch.fx.Proxy):
+            return self._recorded(x, mask, context)
         if context is not None:
             return self.attend(x, self.summarize(context, mask))
         if mask is None:
@@ -142,12 +151,17 @@ class Block(nn.Module, ABC):
         """`compute(x)` without autocast, in the dtype of the parameters."""
         if not autocast_is_on(x):
             self.check_input(x)
-            return compute(x)
+            return owned(self, compute(x))
         self.check_input(x, any_dtype=True)
         if not self.leaves_autocast:
-            return compute(x).to(x.dtype)
+            return owned(self, compute(x).to(x.dtype))
         with torch.autocast(x.device.type, enabled=False):
-            return saturate(compute(x.to(self.dtype)), x.dtype)
+            return owned(self, saturate(compute(x.to(self.dtype)), x.dtype))
+
+    def _recorded(self, x: torch.fx.Proxy, *others: Any) -> Any:
+        """One node of a symbolic trace by torch.fx, which cannot follow what depends on sizes or layouts."""
+        name = x.tracer.path_of_module(self)  # type: ignore[attr-defined]
+        return x.tracer.create_proxy("call_module", name, (x, *others), {})
 
     @property
     def dtype(self) -> torch.dtype:
@@ -163,6 +177,9 @@ class Block(nn.Module, ABC):
 
         `empty`: whether maps may be without positions.
         """
+        name = type(self).__name__
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name}: x is a {type(x).__name__}; expected a tensor (b, c, *spatial)")
         # In the common case one expression: for a small map, checks take as long as products.
         dtype, shape = x.dtype, tuple(x.shape)
         if (
@@ -173,7 +190,6 @@ class Block(nn.Module, ABC):
             and (empty or 0 not in shape[2:])
         ):
             return
-        name = type(self).__name__
         if not dtype.is_floating_point:
             raise TypeError(f"{name}: x has dtype {dtype}; expected a floating-point dtype")
         if dtype != self.dtype and not any_dtype:
@@ -216,8 +232,24 @@ class Block(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         """The constructor's options and their values."""
-        options = [name for name in options_of(type(self)) if name not in ("device", "dtype")]
-        return ", ".join([str(self.channels), *(f"{name}={getattr(self, name)!r}" for name in options)])
+        names = (name for name in options_of(type(self)) if name not in ("device", "dtype"))
+        options = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        return ", ".join([str(self.channels), *(f"{name}={value!r}" for name, value in options.items())])
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Load older state dicts too, in which α, β and γ had no axis: FSDP needs one to shard."""
+        for name, parameter in self._parameters.items():
+            value = state_dict.get(prefix + name)
+            if isinstance(value, Tensor) and value.dim() == 0 and parameter is not None:
+                state_dict[prefix + name] = value.reshape(1)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def __prepare_scriptable__(self) -> Block:
+        """Refuse what torch.jit.script would fail on with an error about a name in an annotation."""
+        raise TypeError(
+            f"torch.jit.script cannot compile {type(self).__name__}: "
+            "use torch.compile or torch.export, or for TorchScript torch.jit.trace"
+        )
 
 
 class LocalBlock(Block):
@@ -239,8 +271,20 @@ def factory_of(device: Device, dtype: torch.dtype | None) -> dict[str, Any]:
 
 
 def options_of(block: type[Block]) -> list[str]:
-    """The names of the constructor's keyword arguments."""
-    return list(inspect.signature(block).parameters)[1:]
+    """The names of the constructor's keyword arguments, and of those that it passes on by **kwargs."""
+    parameters = list(inspect.signature(block).parameters.values())[1:]
+    names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if any(p.kind == p.VAR_KEYWORD for p in parameters):
+        names += [name for name in options_of(block.__mro__[1]) if name not in names]
+    return names
+
+
+def layers_of_blocks(model: nn.Module) -> set[nn.Module]:
+    """The layers within the model's blocks, not to be hooked without need.
+
+    They work on folded maps, and a block with hooked layers computes in another way and rounds differently.
+    """
+    return {layer for m in model.modules() if isinstance(m, Block) for layer in [*m.modules()][1:]}
 
 
 def autocast_is_on(x: Tensor) -> bool:
@@ -274,7 +318,7 @@ def laid_out_like(x: Tensor, z: Tensor) -> Tensor:
     torch infers the memory format from them: after a map of one position, or a batch of one, a convolution
     would otherwise choose another kernel than without the block, and round differently.
     """
-    if torch.compiler.is_compiling() or z.stride() == x.stride():
+    if torch.compiler.is_compiling() or is_tracing() or z.stride() == x.stride():
         return z
     sizes = zip(x.shape, x.stride(), z.stride(), strict=True)
     alike = all(size == 1 or ours == theirs for size, theirs, ours in sizes)

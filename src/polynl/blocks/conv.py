@@ -40,11 +40,17 @@ class ConvBaseline(LocalBlock):
         self.spatial_axes = choice("spatial_axes", spatial_axes, (1, 2, 3))
         factory, kernel = factory_of(device, dtype), (kernel_size,) * spatial_axes
         self.weight = nn.Parameter(torch.empty(channels, channels, *kernel, **factory))
-        self.offset = nn.Parameter(torch.zeros(channels, **factory)) if bias else None
-        if init == "identity":
+        self.offset = nn.Parameter(torch.empty(channels, **factory)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The unit impulse, or variance-preserving weights; a zero bias."""
+        if self.init == "identity":
             nn.init.dirac_(self.weight)
         else:
             nn.init.normal_(self.weight, std=self.weight[0].numel() ** -0.5)
+        if self.offset is not None:
+            nn.init.zeros_(self.offset)
 
     def _attend(
         self,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from polynl.blocks.attention import AttentionBlock
 from polynl.blocks.base import Device, Init, factory_of
 from polynl.blocks.options import choice, divides, flag, width
-from polynl.blocks.pointwise import Pointwise, PointwiseNorm
+from polynl.blocks.pointwise import PointwiseNorm, is_bare, projected
 from polynl.functional.efficient import (
     Normalization,
     attend_by_head,
@@ -55,12 +55,12 @@ class EfficientNL(AttentionBlock):
         self.heads = divides("heads", heads, "value_channels", self.value_channels)
         self.bias = flag("bias", bias)
         factory = factory_of(device, dtype)
-        self.queries = Pointwise(channels, self.key_channels, bias=bias, **factory)
-        self.keys = Pointwise(channels, self.key_channels, bias=bias, **factory)
-        self.values = Pointwise(channels, self.value_channels, bias=bias, **factory)
-        self.out = PointwiseNorm(self.value_channels, channels, bias=bias, norm="none", **factory)
-        if init == "identity":
-            self.out.zero()
+        self.queries = nn.Linear(channels, self.key_channels, bias=bias, **factory)
+        self.keys = nn.Linear(channels, self.key_channels, bias=bias, **factory)
+        self.values = nn.Linear(channels, self.value_channels, bias=bias, **factory)
+        zero = init == "identity"
+        self.out = PointwiseNorm(self.value_channels, channels, bias=bias, zero=zero, **factory)
+        self.reset_parameters()
 
     def summary_shapes(self) -> dict[str, tuple[int, ...]]:
         """A matrix per head and, with the softmax, two vectors."""
@@ -72,13 +72,13 @@ class EfficientNL(AttentionBlock):
 
     def queries_of(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b n d"]:
         """XW_q."""
-        return self.queries(x)
+        return projected(self.queries, x)
 
     def keys_and_values(
         self, x: Float[Tensor, "b n c"], spatial: torch.Size, weights: Float[Tensor, "b n"] | None = None
     ) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b n e"], Float[Tensor, "b n"] | None]:
         """XW_k and XW_v, of every position."""
-        return self.keys(x), self.values(x), weights
+        return projected(self.keys, x), projected(self.values, x), weights
 
     def summary_of(
         self, k: Float[Tensor, "b n d"], v: Float[Tensor, "b n e"], weights: Float[Tensor, "b n"] | None
@@ -102,16 +102,21 @@ class EfficientNL(AttentionBlock):
         if weights is not None:
             return super()._transform(x, spatial, weights)
         if self.normalization == "softmax":
-            q, k, v = self.queries(x), self.keys(x), self.values(x)
-            return x + self.out(efficient_attention(q, k, v, self.heads))
-        if not self.bias and cheaper_through_gram(x, max(self.key_channels, self.value_channels)):
+            k, v, _ = self.keys_and_values(x, spatial)
+            return x + self.out(efficient_attention(self.queries_of(x), k, v, self.heads))
+        if self._mixes and cheaper_through_gram(x, max(self.key_channels, self.value_channels)):
             return mix_by_gram(x, self._mixing)
         return super()._transform(x, spatial)
+
+    @property
+    def _mixes(self) -> bool:
+        """Whether Y = X·M(G) with M = `_mixing` and G the Gram matrix of X."""
+        return not self.bias and is_bare(self.queries, self.keys, self.values, self.out)
 
     def _mixing(self, gram: Float[Tensor, "b c c"]) -> Float[Tensor, "b c c"]:
         """M(G), with which Y = X·M(G) without biases: the sum of the heads' matrices."""
         q, k, v = (
             layer.weight.unflatten(0, (self.heads, -1)) for layer in (self.queries, self.keys, self.values)
         )
-        out = self.out.linear.weight.unflatten(1, (self.heads, -1)).movedim(1, 0)
+        out = self.out.weight.unflatten(1, (self.heads, -1)).movedim(1, 0)
         return dot_product_mixing(gram.unsqueeze(-3), q, k, v, out).sum(dim=-3)

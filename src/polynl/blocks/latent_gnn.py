@@ -58,7 +58,13 @@ class LatentGNN(Block):
             LatentKernel(inner, nodes, mode, graph_conv=graph_conv, **factory) for nodes in self.latent_dims
         )
         self.out = _projection(inner * len(self.latent_dims), channels, **factory)
-        self.gamma = nn.Parameter(torch.full((), 0.0 if init == "identity" else 1.0, **factory))
+        self.gamma = nn.Parameter(torch.empty(1, **factory))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """PyTorch's initial values; γ = 0 for the identity, otherwise 1."""
+        super().reset_parameters()
+        nn.init.constant_(self.gamma, 0.0 if self.init == "identity" else 1.0)
 
     def scales(self) -> tuple[Tensor | float, Tensor | float]:
         """1 and γ."""

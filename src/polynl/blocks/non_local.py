@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from polynl.blocks.attention import AttentionBlock
 from polynl.blocks.base import Device, Init, factory_of
 from polynl.blocks.options import choice, flag, sizes, width
-from polynl.blocks.pointwise import Norm, Pointwise, PointwiseNorm
+from polynl.blocks.pointwise import Norm, PointwiseNorm, is_bare, projected
 from polynl.functional.gram import mix, mix_by_gram, outer_sum
 from polynl.functional.non_local import (
     DotProductForm,
@@ -82,11 +82,12 @@ class NonLocal(AttentionBlock):
         self.bias = flag("bias", bias)
         self.out_bias = bias if out_bias is None else flag("out_bias", out_bias)
         inner, embedded, factory = self.inner_channels, mode != "gaussian", factory_of(device, dtype)
-        self.theta = Pointwise(channels, inner, bias=bias, **factory) if embedded else None
-        self.phi = Pointwise(channels, inner, bias=bias, **factory) if embedded else None
-        self.g = Pointwise(channels, inner, bias=bias, **factory)
+        self.theta = nn.Linear(channels, inner, bias=bias, **factory) if embedded else None
+        self.phi = nn.Linear(channels, inner, bias=bias, **factory) if embedded else None
+        self.g = nn.Linear(channels, inner, bias=bias, **factory)
         self.pair = nn.Parameter(torch.empty(2 * inner, **factory)) if mode == "concatenation" else None
-        self.out = PointwiseNorm(inner, channels, bias=self.out_bias, norm=norm, **factory)
+        zero = init == "identity"
+        self.out = PointwiseNorm(inner, channels, bias=self.out_bias, norm=norm, zero=zero, **factory)
         self.reset_parameters()
 
     def _checked_form(self, form: DotProductForm | None) -> DotProductForm | None:
@@ -98,13 +99,9 @@ class NonLocal(AttentionBlock):
 
     def reset_parameters(self) -> None:
         """PyTorch's initial values, and a zero output for `init="identity"`."""
-        for layer in (self.theta, self.phi, self.g, self.out.linear):
-            if layer is not None:
-                layer.reset_parameters()
+        super().reset_parameters()
         if self.pair is not None:
             nn.init.normal_(self.pair, std=self.pair.shape[0] ** -0.5)
-        if self.init == "identity":
-            self.out.zero()
 
     def summary_shapes(self) -> dict[str, tuple[int, ...]]:
         """A matrix, or the widths of keys and values."""
@@ -115,14 +112,14 @@ class NonLocal(AttentionBlock):
 
     def queries_of(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b n d"]:
         """θ."""
-        return x if self.theta is None else self.theta(x)
+        return x if self.theta is None else projected(self.theta, x)
 
     def keys_and_values(
         self, x: Float[Tensor, "b n c"], spatial: torch.Size, weights: Float[Tensor, "b n"] | None = None
     ) -> tuple[Float[Tensor, "b m d"], Float[Tensor, "b m e"], Float[Tensor, "b m"] | None]:
         """φ and g."""
         keys = self._pooled(x, spatial, weights) if self.sub_sample == "before" else x
-        phi, g = keys if self.phi is None else self.phi(keys), self.g(keys)
+        phi, g = keys if self.phi is None else projected(self.phi, keys), projected(self.g, keys)
         if self.sub_sample == "after":
             phi, g = self._pooled(phi, spatial, weights), self._pooled(g, spatial, weights)
         if weights is not None and self.sub_sample is not None:
@@ -169,7 +166,7 @@ class NonLocal(AttentionBlock):
     def _mixes(self) -> bool:
         """Whether Y = X·M(G) with M = `_mixing` and G the Gram matrix of X."""
         plain = not (self.bias or self.out_bias) and self.norm == "none" and self.sub_sample is None
-        return plain and self.mode == "dot_product"
+        return plain and self.mode == "dot_product" and is_bare(self.theta, self.phi, self.g, self.out)
 
     def _scale(self) -> float:
         return {"none": 1.0, "inner": self.inner_channels**-0.5, "channels": self.channels**-0.5}[self.scale]
@@ -205,5 +202,5 @@ class NonLocal(AttentionBlock):
         assert self.theta is not None
         assert self.phi is not None
         return self._scale() * dot_product_mixing(
-            gram, self.theta.weight, self.phi.weight, self.g.weight, self.out.linear.weight
+            gram, self.theta.weight, self.phi.weight, self.g.weight, self.out.weight
         )

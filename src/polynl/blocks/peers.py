@@ -118,7 +118,7 @@ def _non_local_pytorch(
 
 
 def _timm(state: State, out: str, *, use_scale: bool = True) -> Plan:
-    layers = {"theta": "t", "phi": "p", "g": "g", "out.linear": out, "out.norm": "norm"}
+    layers = {"theta": "t", "phi": "p", "g": "g", "out": out, "out.norm": "norm"}
     scale = "channels" if flag("use_scale", use_scale) else "none"
     return _non_local(state, layers, {"mode": "embedded_gaussian", "norm": "batch", "scale": scale})
 
@@ -132,7 +132,7 @@ def _slowfast(
     norm_type: str | None = None,
 ) -> Plan:
     norm = "bn" if _has(state, "bn") else "norm"
-    layers = {"theta": "conv_theta", "phi": "conv_phi", "g": "conv_g", "out.linear": out, "out.norm": norm}
+    layers = {"theta": "conv_theta", "phi": "conv_phi", "g": "conv_g", "out": out, "out.norm": norm}
     norms = {"batchnorm": "batch", "layernorm": "layer", "none": "none"}
     possible = ("batchnorm",) if _has(state, norm) else ("none", "layernorm")
     options: Options = {"norm": norms[_read("norm_type", norm_type, norms, possible)]}
@@ -147,7 +147,7 @@ def _slowfast(
 
 
 def _efficient_attention(state: State, out: str, *, head_count: int) -> Plan:
-    layers = {"keys": "keys", "queries": "queries", "values": "values", "out.linear": out}
+    layers = {"keys": "keys", "queries": "queries", "values": "values", "out": out}
     options: Options = {"heads": head_count, "bias": _has_bias(state, layers)}
     for name, layer in (("key_channels", "keys"), ("value_channels", "values")):
         options[name] = state[f"{layer}.weight"].shape[0]
@@ -166,7 +166,7 @@ def _latentgnn(state: State, out: str, *, mode: str | None = None) -> Plan:
         sequences |= {f"{ours}.{part}": f"{theirs}.{name}" for part, name in parts.items()}
     layers = {"gamma": "gamma"}
     for ours, theirs in sequences.items():
-        layers |= {f"{ours}.linear": f"{theirs}.0", f"{ours}.norm": f"{theirs}.1"}
+        layers |= {ours: f"{theirs}.0", f"{ours}.norm": f"{theirs}.1"}
     options = {
         "mode": visible,
         "inner_channels": state[f"down_channel{v2l}.0.weight"].shape[0],
@@ -201,11 +201,11 @@ def _pooled_after(
         axes = _spatial_axes(state, out)
         options |= {"sub_sample": "after", "pool_size": (1, 2, 2) if axes == 3 else (2,) * axes}
     inside = f".0{conv}" if pooled else conv
-    return {"theta": f"theta{conv}", "phi": f"phi{inside}", "g": f"g{inside}", "out.linear": out}, options
+    return {"theta": f"theta{conv}", "phi": f"phi{inside}", "g": f"g{inside}", "out": out}, options
 
 
 def _non_local(state: State, layers: dict[str, str], options: Options, *, out_bias: bool = True) -> Plan:
-    inner, bias = state[f"{layers['out.linear']}.weight"].shape[1], _has_bias(state, layers)
+    inner, bias = state[f"{layers['out']}.weight"].shape[1], _has_bias(state, layers)
     return Plan(
         NonLocal, options | {"inner_channels": inner, "bias": bias, "out_bias": bias and out_bias}, layers
     )
@@ -272,7 +272,7 @@ def _converted(name: str, like: Tensor, key: str, state: State, axes: int) -> Te
     if tensor is None:
         return torch.zeros((), dtype=like.dtype, device=next(iter(state.values())).device)
     expected = (*like.shape, *(1,) * axes) if like.dim() == 2 else tuple(like.shape)
-    expected = {"pair": (1, *like.shape, 1, 1), "gamma": (1,)}.get(name, expected)
+    expected = {"pair": (1, *like.shape, 1, 1)}.get(name, expected)
     if tensor.shape != expected:
         raise ValueError(f"{key} has shape {tuple(tensor.shape)}; expected {expected}")
     if like.is_floating_point() and not tensor.is_floating_point():

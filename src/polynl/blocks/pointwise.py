@@ -5,37 +5,101 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from polynl.functional.gram import project
 
 Norm = Literal["none", "batch", "layer"]
 
 
-class Pointwise(nn.Linear):
-    """A 1×1 convolution of any rank."""
+def projected(layer: nn.Module, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b n d"]:
+    """`layer(x)`; of a bare `nn.Linear` in the layout of x. See :func:`polynl.functional.project`."""
+    return project(x, layer.weight, layer.bias) if is_bare(layer) else layer(x)  # type: ignore[arg-type]
 
-    def forward(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b n d"]:
-        """See :func:`polynl.functional.project`."""
-        return project(x, self.weight, self.bias)
+
+def is_bare(*layers: nn.Module | None) -> bool:
+    """Whether the layers do nothing but multiply by their weights, so that these may be read.
+
+    A layer that is replaced (LoRA), hooked (offloading, counters), sharded, parametrized or quantized has to
+    be called: it loads, counts or changes something on the way.
+    """
+    # A loop and the quick answers first: small maps take little longer than this does.
+    for layer in layers:
+        if layer is None:
+            continue
+        if (
+            type(layer) not in (nn.Linear, PointwiseNorm)
+            or layer._forward_pre_hooks
+            or layer._forward_hooks
+            or layer._backward_pre_hooks
+            or layer._backward_hooks
+            or "forward" in layer.__dict__
+        ):
+            return False
+        weight = layer._parameters.get("weight")
+        if type(weight) is not nn.Parameter and (weight is None or is_traceable_wrapper_subclass(weight)):
+            return False
+    return True
+
+
+def owned(module: nn.Module, y: Tensor) -> Tensor:
+    """The module's output y; a copy if it is a view and FSDP shards the module.
+
+    FSDP hooks the backward pass on it and loses the hook when, say, a ReLU changes a view in place.
+    """
+    return y.clone() if hasattr(type(module), "_get_fsdp_state") and y._is_view() else y
 
 
 class PointwiseNorm(nn.Module):
-    """`Pointwise` followed by a norm."""
+    """A linear map followed by a norm. With `zero`, its output is zero at the start.
 
-    def __init__(self, channels: int, out_channels: int, *, bias: bool, norm: Norm, **factory: Any) -> None:
+    It is no `nn.Linear`, and has none: when a host network initialises all of those, a block that starts as
+    the identity stays one.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        out_channels: int,
+        *,
+        bias: bool,
+        norm: Norm = "none",
+        zero: bool = False,
+        **factory: Any,
+    ) -> None:
         super().__init__()
-        self.linear = Pointwise(channels, out_channels, bias=bias, **factory)
+        self.zero = zero
+        self.weight = nn.Parameter(torch.empty(out_channels, channels, **factory))
+        self.bias = nn.Parameter(torch.empty(out_channels, **factory)) if bias else None
         self.norm: nn.Module | None = None
         if norm == "batch":
-            self.norm = nn.BatchNorm1d(out_channels, **factory)
+            self.norm = (ZeroBatchNorm if zero else nn.BatchNorm1d)(out_channels, **factory)
         elif norm == "layer":
             self.norm = nn.GroupNorm(1, out_channels, affine=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """PyTorch's initial values; with `zero`, zeros unless the norm's scale is zero."""
+        zero = self.zero and not isinstance(self.norm, ZeroBatchNorm)
+        bound = 0.0 if zero else self.weight.shape[1] ** -0.5
+        for parameter in (self.weight, self.bias):
+            if parameter is not None:
+                nn.init.uniform_(parameter, -bound, bound)
+
+    def extra_repr(self) -> str:
+        """As of torch's layers."""
+        out_channels, channels = self.weight.shape
+        return f"{channels}, {out_channels}, bias={self.bias is not None}"
 
     def forward(
         self, x: Float[Tensor, "b n c"], weights: Float[Tensor, "b n"] | None = None
     ) -> Float[Tensor, "b n d"]:
         """The normalised projection; statistics over positions do not include those of weight 0."""
-        y = self.linear(x)
+        return owned(self, self._normalized(project(x, self.weight, self.bias), weights))
+
+    def _normalized(
+        self, y: Float[Tensor, "b n d"], weights: Float[Tensor, "b n"] | None
+    ) -> Float[Tensor, "b n d"]:
         if self.norm is None:
             return y
         if weights is None or not self._over_positions():
@@ -51,12 +115,21 @@ class PointwiseNorm(nn.Module):
         norm: Any = self.norm
         return isinstance(norm, nn.GroupNorm) or norm.training or norm.running_var is None
 
-    def zero(self) -> None:
-        """Make the output zero with as few parameters as possible: the norm's scale, or else the weight."""
-        layer = self.norm if isinstance(self.norm, nn.BatchNorm1d) else self.linear
-        nn.init.zeros_(layer.weight)
-        if layer.bias is not None:
-            nn.init.zeros_(layer.bias)
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Load older state dicts too, in which the linear map was a layer of its own."""
+        for name in ("weight", "bias"):
+            if f"{prefix}linear.{name}" in state_dict:
+                state_dict[prefix + name] = state_dict.pop(f"{prefix}linear.{name}")
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class ZeroBatchNorm(nn.BatchNorm1d):
+    """A batch norm whose scale is zero at the start."""
+
+    def reset_parameters(self) -> None:
+        """PyTorch's initial values and a zero scale."""
+        super().reset_parameters()
+        nn.init.zeros_(self.weight)
 
 
 def _masked_layer_norm(

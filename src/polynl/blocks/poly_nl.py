@@ -10,17 +10,16 @@ from torch import Tensor, nn
 
 from polynl.blocks.base import Block, Device, Init, autocast_is_on, factory_of, laid_out_like
 from polynl.blocks.options import choice, divides
-from polynl.blocks.pointwise import Pointwise
-from polynl.functional.gram import products_round
+from polynl.blocks.pointwise import is_bare, projected
+from polynl.functional.gram import is_tracing, products_round
 from polynl.functional.poly_nl import (
     Form,
     Parameters,
     form_of_one,
     poly_nl,
-    poly_nl_attend,
-    poly_nl_branch,
     poly_nl_of_one,
     poly_nl_sum,
+    sum_of_products,
 )
 from polynl.functional.summary import Summary, counted
 
@@ -59,12 +58,12 @@ class PolyNL(Block):
         self.reduction = divides("reduction", reduction, "channels", channels)
         inner, factory = channels // reduction, factory_of(device, dtype)
         # As 1×1 convolutions, which store Wᵀ: their kernels would copy a weight stored as W.
-        self.w1 = Pointwise(channels, inner, bias=False, **factory)
-        self.w2 = Pointwise(channels, inner, bias=False, **factory)
-        self.w3 = Pointwise(inner, channels, bias=False, **factory)
-        self.w_value = Pointwise(channels, inner, bias=False, **factory) if reduction > 1 else None
-        self.alpha = nn.Parameter(torch.empty((), **factory))
-        self.beta = nn.Parameter(torch.empty((), **factory))
+        self.w1 = nn.Linear(channels, inner, bias=False, **factory)
+        self.w2 = nn.Linear(channels, inner, bias=False, **factory)
+        self.w3 = nn.Linear(inner, channels, bias=False, **factory)
+        self.w_value = nn.Linear(channels, inner, bias=False, **factory) if reduction > 1 else None
+        self.alpha = nn.Parameter(torch.empty(1, **factory))
+        self.beta = nn.Parameter(torch.empty(1, **factory))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -90,15 +89,21 @@ class PolyNL(Block):
         weights: Float[Tensor, "b n"] | None = None,
         emphasis: Float[Tensor, "b n"] | None = None,
     ) -> Summary:
-        w1, w2, *_ = self._parameters_of_poly_nl()
         factors = emphasis if weights is None else weights if emphasis is None else weights * emphasis
-        return Summary(counted(x, weights), {"products": poly_nl_sum(x, w1, w2, factors, self.form)})
+        if is_bare(self.w1, self.w2):
+            products = poly_nl_sum(x, self.w1.weight, self.w2.weight, factors, self.form)
+        else:
+            products = sum_of_products(projected(self.w1, x), projected(self.w2, x), factors)
+        return Summary(counted(x, weights), {"products": products})
 
     def _branch(
         self, x: Float[Tensor, "b n c"], summary: Summary, weights: Float[Tensor, "b n"] | None = None
     ) -> Float[Tensor, "b n c"]:
-        _, _, w3, _, _, w_value = self._parameters_of_poly_nl()
-        return poly_nl_branch(x, summary.mean("products"), w3, w_value)
+        return self._branch_of(x, summary.mean("products"))
+
+    def _branch_of(self, x: Float[Tensor, "b n c"], pooled: Float[Tensor, "b d"]) -> Float[Tensor, "b n c"]:
+        values = x if self.w_value is None else projected(self.w_value, x)
+        return projected(self.w3, values * pooled.to(x.dtype).unsqueeze(-2))
 
     def _attend(
         self,
@@ -107,8 +112,7 @@ class PolyNL(Block):
         summary: Summary,
         weights: Float[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n c"]:
-        _, _, w3, alpha, beta, w_value = self._parameters_of_poly_nl()
-        return poly_nl_attend(x, summary.mean("products"), w3, alpha, beta, w_value)
+        return torch.addcmul(self._branch_of(x, self.beta * summary.mean("products")), self.alpha, x)
 
     def forward(
         self,
@@ -117,7 +121,7 @@ class PolyNL(Block):
         context: Float[Tensor, "b c *context"] | None = None,
     ) -> Float[Tensor, "b c *spatial"]:
         """Z of the class's formula, in the layout of x."""
-        if mask is None and context is None and not torch.is_grad_enabled():
+        if mask is None and context is None and isinstance(x, Tensor) and not torch.is_grad_enabled():
             z = self._of_one(x)
             if z is not None:
                 return z
@@ -128,14 +132,16 @@ class PolyNL(Block):
 
         On a small map, what Python does takes as long as the products, so this does as little as it can.
         """
-        shape, parameters = x.shape, self._parameters_of_poly_nl()
+        shape, parameters = x.shape, self._bare_parameters()
         if (
-            shape[0] != 1
+            parameters is None
+            or shape[0] != 1
             or not 3 <= len(shape) <= 5
             or shape[1] != self.channels
             or x.dtype != parameters[0].dtype
             or not (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last))
             or torch.compiler.is_compiling()
+            or is_tracing()
             or autocast_is_on(x)
         ):
             return None
@@ -148,25 +154,26 @@ class PolyNL(Block):
         self, x: Float[Tensor, "b n c"], spatial: torch.Size, weights: Float[Tensor, "b n"] | None = None
     ) -> Float[Tensor, "b n c"]:
         """See :func:`polynl.functional.poly_nl`."""
-        if weights is not None:
+        parameters = self._bare_parameters()
+        if parameters is None or weights is not None:
             return super()._transform(x, spatial, weights)
-        return poly_nl(x, *self._parameters_of_poly_nl(), form=self.form)
+        return poly_nl(x, *parameters, form=self.form)
 
-    def _parameters_of_poly_nl(self) -> Parameters:
-        """As the functions take them, looked up where modules keep them: attributes take longer."""
+    def _bare_parameters(self) -> Parameters | None:
+        """As the functions take them; None if a layer has to be called.
+
+        They are looked up where modules keep them: attributes take longer.
+        """
         layers: dict[str, Any] = self._modules
+        w1, w2, w3, w_value = layers["w1"], layers["w2"], layers["w3"], layers.get("w_value")
+        if not is_bare(w1, w2, w3, w_value):
+            return None
         own: dict[str, Any] = self._parameters
-        w_value = layers.get("w_value")
         return (
-            _weight(layers["w1"]),
-            _weight(layers["w2"]),
-            _weight(layers["w3"]),
+            w1._parameters["weight"],
+            w2._parameters["weight"],
+            w3._parameters["weight"],
             own["alpha"],
             own["beta"],
-            None if w_value is None else _weight(w_value),
+            None if w_value is None else w_value._parameters["weight"],
         )
-
-
-def _weight(layer: Pointwise) -> Tensor:
-    weight = layer._parameters.get("weight")
-    return layer.weight if weight is None else weight  # None: parametrized, such as by spectral_norm

@@ -1,5 +1,7 @@
 """The trainable polynomial layer of Π-nets (Chrysos 2020), in factored form."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -42,21 +44,20 @@ class PolynomialLayer(LocalBlock):
                 "use a larger rank, or init='random'"
             )
         factory = factory_of(device, dtype)
-        self.factors = nn.ParameterList(torch.empty(self.rank, channels, **factory) for _ in range(order))
+        self.factors = nn.Parameter(torch.empty(order, self.rank, channels, **factory))
         self.out = nn.Parameter(torch.empty(channels, self.rank, **factory))
-        self.offset = nn.Parameter(torch.zeros(channels, **factory)) if bias else None
+        self.offset = nn.Parameter(torch.empty(channels, **factory)) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Identity or variance-preserving matrices; a zero bias."""
         if self.init == "identity":
-            for factor in self.factors:
-                nn.init.zeros_(factor)
+            nn.init.zeros_(self.factors)
             nn.init.eye_(self.factors[0])
             nn.init.eye_(self.out)
         else:
-            for weight in (*self.factors, self.out):
-                nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
+            for weight in (self.factors, self.out):
+                nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
         if self.offset is not None:
             nn.init.zeros_(self.offset)
 
@@ -68,4 +69,11 @@ class PolynomialLayer(LocalBlock):
         weights: Float[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n c"]:
         """See :func:`polynl.functional.ccp`."""
-        return ccp(x, list(self.factors), self.out, self.offset)
+        return ccp(x, self.factors.unbind(), self.out, self.offset)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Load older state dicts too, in which every factor had a key of its own."""
+        keys = [f"{prefix}factors.{i}" for i in range(self.order)]
+        if all(key in state_dict for key in keys):
+            state_dict[f"{prefix}factors"] = torch.stack([state_dict.pop(key) for key in keys])
+        super()._load_from_state_dict(state_dict, prefix, *args)

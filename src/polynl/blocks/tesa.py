@@ -4,11 +4,11 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from polynl.blocks.base import Block, Device, Init, factory_of
 from polynl.blocks.options import choice
-from polynl.blocks.pointwise import Pointwise, PointwiseNorm
+from polynl.blocks.pointwise import PointwiseNorm, projected
 from polynl.functional.summary import Summary
 from polynl.functional.tesa import Normalization, Order, tesa_mode
 
@@ -56,13 +56,12 @@ class TESA(Block):
         self.fusion = choice("fusion", fusion, Fusion)
         self.spatial_axes = choice("spatial_axes", spatial_axes, (1, 2, 3))
         linear, factory = embedding == "linear", factory_of(device, dtype)
-        self.a = Pointwise(channels, channels, bias=False, **factory) if linear else None
-        self.b = Pointwise(channels, channels, bias=False, **factory) if linear else None
-        self.v = Pointwise(channels, channels, bias=False, **factory) if linear else None
+        self.a = nn.Linear(channels, channels, bias=False, **factory) if linear else None
+        self.b = nn.Linear(channels, channels, bias=False, **factory) if linear else None
+        self.v = nn.Linear(channels, channels, bias=False, **factory) if linear else None
         fused = channels if fusion == "sum" else channels * (1 + spatial_axes)
-        self.out = PointwiseNorm(fused, channels, bias=False, norm="none", **factory)
-        if init == "identity":
-            self.out.zero()
+        self.out = PointwiseNorm(fused, channels, bias=False, zero=init == "identity", **factory)
+        self.reset_parameters()
 
     def summary_shapes(self) -> dict[str, tuple[int, ...]]:
         """It has no summary."""
@@ -91,7 +90,8 @@ class TESA(Block):
                 "or use fusion='sum'"
             )
         a, b, v = (
-            (x if layer is None else layer(x)).mT.unflatten(-1, spatial) for layer in (self.a, self.b, self.v)
+            (x if layer is None else projected(layer, x)).mT.unflatten(-1, spatial)
+            for layer in (self.a, self.b, self.v)
         )
         modes = [
             tesa_mode(a, b, v, axis, self.order, self.normalization).flatten(2).mT

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import posixpath
-import reprlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,6 @@ from polynl.errors import SettingsError, shortened
 # pycocotools walks along a polygon pixel by pixel: one that is far off takes forever, or crashes.
 FURTHEST = 1e6
 _NUMBERS = frozenset((int, float))
-
-_short = reprlib.Repr()
-_short.maxstring, _short.maxother, _short.maxlist = 100, 100, 8
-_short.maxlevel = 2
-
-
-def shown(value: Any) -> str:
-    """`repr(value)`, shortened if it is long."""
-    return _short.repr(value)
 
 
 def read_lines(path: Path, *, remedy: str = "") -> list[str]:

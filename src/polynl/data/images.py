@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,8 +24,14 @@ _decode_jpeg: Callable[..., Tensor] | None = getattr(torchvision.io, "decode_jpe
 warnings.filterwarnings(
     "ignore", "The image decoding and encoding capabilities of TorchVision are deprecated"
 )
-# Large images are read; those that PIL takes for an attack, twice as large, are not.
+# A small file can claim any size, which is checked before memory is allocated. This is PIL's own limit, here
+# for all decoders; PIL warns of half as many pixels.
+MOST_PIXELS = 178_956_970
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+# Markers of a JPEG: segments that say how large it is, and markers that are no segments.
+_JPEG_FRAMES = [bytes([kind]) for kind in range(0xC0, 0xD0) if kind not in (0xC4, 0xC8, 0xCC)]
+_JPEG_BARE = [bytes([kind]) for kind in (0x01, *range(0xD0, 0xD9))]
 
 # Detectors resize images by their longer side: the shorter side of a thinner image would vanish.
 THINNEST = 50
@@ -86,15 +93,18 @@ def _decoded(content: bytes, *, upright: bool) -> Tensor:
     if not content:
         raise ValueError("the file is empty")
     if content.startswith(b"\xff\xd8"):
+        size, scan = _jpeg_header(content)
         # Decoders fill up what is missing, such as the end of an interrupted download.
-        if not _has_end(content):
+        if content.find(b"\xff\xd9", scan) < 0:
             raise ValueError("it starts as a JPEG and has no end")
-        if _decode_jpeg is not None and not upright:
+        if _decode_jpeg is not None and not upright and size is not None:
+            _check_size(*size)
             try:
                 return _decode_jpeg(torch.frombuffer(bytearray(content), dtype=torch.uint8), mode="RGB")
             except RuntimeError:
                 pass  # PIL may read it, or has a better message
-    with Image.open(io.BytesIO(content)) as image:
+    with _opened(content) as image:
+        _check_size(*image.size)
         # RGB cannot hold it, and PIL warns about palettes with it.
         image.info.pop("transparency", None)
         if upright:
@@ -113,13 +123,39 @@ def _from_16_bits(image: Image.Image) -> Tensor:
     return (values / 257).round().to(torch.uint8).expand(3, -1, -1).contiguous()
 
 
-def _has_end(jpeg: bytes) -> bool:
-    """Whether an end marker follows the first scan; earlier ones belong to a thumbnail."""
-    place = 2
+def _opened(content: bytes) -> Image.Image:
+    """The image, not decoded yet, whatever its size: PIL's own error does not say how large it is."""
+    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+    try:
+        return Image.open(io.BytesIO(content))
+    finally:
+        Image.MAX_IMAGE_PIXELS = limit
+
+
+def _check_size(width: int, height: int) -> None:
+    if width * height > MOST_PIXELS:
+        raise ValueError(
+            f"it is {width:,} × {height:,} pixels large, and at most {MOST_PIXELS:,} are read: scale it down"
+        )
+
+
+def _jpeg_header(jpeg: bytes) -> tuple[tuple[int, int] | None, int]:
+    """Width and height, if they are there, and where the first scan begins.
+
+    An end marker before the first scan is that of a thumbnail.
+    """
+    size, place = None, 2
     while jpeg[place : place + 1] == b"\xff" and (kind := jpeg[place + 1 : place + 2]) != b"\xda":
-        # Any number of 0xff may come before a segment.
-        place += 1 if kind == b"\xff" else 2 + int.from_bytes(jpeg[place + 2 : place + 4], "big")
-    return jpeg.find(b"\xff\xd9", place) >= 0
+        if kind == b"\xff":  # any number of them may come before a segment
+            place += 1
+        elif kind in _JPEG_BARE:
+            place += 2
+        else:
+            if kind in _JPEG_FRAMES and size is None:
+                height, width = struct.unpack(">HH", jpeg[place + 5 : place + 9].ljust(4, b"\0"))
+                size = width, height
+            place += 2 + int.from_bytes(jpeg[place + 2 : place + 4], "big")
+    return size, place
 
 
 def _reason(error: Exception) -> str:

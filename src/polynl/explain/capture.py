@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
-from polynl.blocks.base import Block
+from polynl.blocks.base import Block, layers_of_blocks
 from polynl.errors import near_matches
 from polynl.insertion import at_rest, inserted, proportional
 from polynl.models.pyramid import BODY
@@ -136,9 +136,10 @@ def _record_map_layers(model: nn.Module, layers: dict[str, None]) -> Iterator[Re
             layers[name] = None
 
     yield module.register_forward_pre_hook(lambda _, args: spatial.append(args[0].shape[2:]))
+    inside = layers_of_blocks(module)
     for name, part in module.named_modules(prefix=body):
         # The output of the whole model may be a map too, and the attention of a square map is square.
-        if part is not model and not isinstance(part, nn.Softmax | nn.Dropout):
+        if part is not model and part not in inside and not isinstance(part, nn.Softmax | nn.Dropout):
             yield part.register_forward_hook(partial(record, name))
 
 

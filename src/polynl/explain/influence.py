@@ -260,8 +260,8 @@ def _constant_and_linear(block: Block) -> tuple[Float[Tensor, "1 c"], Block]:
     if not isinstance(block, AttentionBlock):
         return torch.zeros(1, 1, dtype=block.dtype, device=next(block.parameters()).device), block
     linear = copy.deepcopy(block)
-    width = block.out.linear.in_features
-    constant = block.out(linear.out.linear.weight.new_zeros(1, 1, width)).squeeze(1)
+    nothing = block.out.weight.new_zeros(1, 1, block.out.weight.shape[1])
+    constant = block.out(nothing).squeeze(1)
     for layer in linear.out.modules():
         for name in ("bias", "running_mean"):
             if getattr(layer, name, None) is not None:

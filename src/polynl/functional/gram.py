@@ -121,8 +121,13 @@ products_round._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def sizes_are_open() -> bool:
-    """Whether code must not branch on sizes, because an exported program is for all of them."""
-    return torch.compiler.is_exporting()
+    """Whether code must not branch on sizes, because an exported or traced program is for all of them."""
+    return torch.compiler.is_exporting() or is_tracing()
+
+
+def is_tracing() -> bool:
+    """Whether torch.jit.trace is recording: then nothing may depend on strides or on gradients."""
+    return torch.jit.is_tracing()  # type: ignore[attr-defined]
 
 
 class _GramAndMap(torch.autograd.Function):

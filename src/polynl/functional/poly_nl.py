@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from polynl.functional.gram import (
     LARGE,
     channels_first,
+    is_tracing,
     large_and_single,
     mix,
     outer_sum,
@@ -71,7 +72,7 @@ def poly_nl(
             z: Tensor = _GramForm.apply(x, *weights)
             return z
         return _gram_form(x, *weights)[0]
-    if form == "direct" and not needs_grad(x, *weights):
+    if form == "direct" and not needs_grad(x, *weights) and not is_tracing():
         return _direct_in_place(x, *weights)
     pooled = poly_nl_sum(x, w1, w2, form=form) / x.shape[-2]
     return poly_nl_attend(x, pooled, w3, alpha, beta, w_value)
@@ -94,9 +95,15 @@ def poly_nl_sum(
         symmetric = weights is None and not needs_grad(x)
         g = symmetric_gram(x) if symmetric else outer_sum(_weighted(x, weights), x)
         return (w2.to(g.dtype) @ g * w1.to(g.dtype)).sum(dim=-1)
-    # In fp16 products of features overflow before their mean does.
+    return sum_of_products(project(x, w1), project(x, w2), weights)
+
+
+def sum_of_products(
+    x: Float[Tensor, "b n d"], y: Float[Tensor, "b n d"], weights: Float[Tensor, "b n"] | None = None
+) -> Float[Tensor, "b d"]:
+    """Σⱼ mⱼ (xⱼ ⊙ yⱼ) in fp32 at least: in fp16 products of features overflow before their mean does."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    return _weighted(project(x, w1).to(wide) * project(x, w2), weights).sum(dim=-2)
+    return _weighted(x.to(wide) * y, weights).sum(dim=-2)
 
 
 def poly_nl_attend(
@@ -203,6 +210,7 @@ def _fused(x: Float[Tensor, "b n c"], w1: Float[Tensor, "d c"]) -> bool:
         and x.dtype.itemsize > 2
         and not products_round()
         and not torch.compiler.is_compiling()
+        and not is_tracing()
         and not torch._C._are_functorch_transforms_active()
         and forward_ad._current_level < 0
     )
@@ -255,7 +263,8 @@ class _GramForm(torch.autograd.Function):
     ) -> Tensor:
         z, *matrices = _gram_form(x, w1, w2, w3, alpha, beta, wv)
         ctx.save_for_backward(x, w1, w2, w3, alpha, beta, wv, *matrices)
-        return z
+        # Autograd would not let a following ReLU change a view in place. Nothing else holds Z's memory.
+        return torch.ops.aten._unsafe_view(z, z.shape)
 
     @staticmethod
     def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:

@@ -13,7 +13,7 @@ from torchvision.models.detection.backbone_utils import BackboneWithFPN
 from torchvision.models.resnet import Bottleneck
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock
 
-from polynl.config import Positive, check_arguments
+from polynl.config import Side, Width, check_arguments
 from polynl.models.resnet import ResNetConfig, freeze_norms
 from polynl.models.weights import load_weights
 
@@ -38,11 +38,11 @@ class DetectorConfig(ResNetConfig):
     """Norms of the ResNet: frozen, or batch statistics of each process, or of all processes (GPU only)."""
     norm_eps: float | None = Field(None, ge=0)
     """Epsilon of frozen norms; 0 for torchvision's COCO_V1 weights."""
-    fpn_channels: Positive = 256
+    fpn_channels: Width = 256
     """Channels of every map of the pyramid."""
-    min_size: Positive | Annotated[list[Positive], Field(min_length=1)] = 800
+    min_size: Side | Annotated[list[Side], Field(min_length=1)] = 800
     """Images are resized to this shorter side; training draws from several, scoring uses the last."""
-    max_size: Positive = 1333
+    max_size: Side = 1333
     """Maximum of the longer side."""
     detector_options: dict[str, Any] = Field({})
     """Further arguments of torchvision's detector, such as nms_thresh."""

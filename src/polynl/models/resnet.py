@@ -16,7 +16,7 @@ from torchvision.ops import FrozenBatchNorm2d
 
 from polynl.blocks.options import positive
 from polynl.blocks.registry import BLOCKS, NO_BLOCK, check_options
-from polynl.config import Config, check_arguments, configured, errors_at
+from polynl.config import MOST_OF_A_BLOCK, Config, check_arguments, configured, errors_at
 from polynl.errors import SettingsError, near_matches
 from polynl.insertion import insert, inserted
 from polynl.models.weights import load_weights
@@ -91,6 +91,12 @@ class ResNetConfig(Config):
                 check_options(others.data["block"], options)
             except TypeError as error:
                 raise ValueError(str(error)) from None
+            for name, value in options.items():
+                if name in ("device", "dtype"):
+                    raise ValueError(f"polynl sets {name} of the block itself; leave it out")
+                numbers = value if isinstance(value, list | tuple) else [value]
+                if any(isinstance(number, int) and number > MOST_OF_A_BLOCK for number in numbers):
+                    raise ValueError(f"{name}={value!r}: expected at most {MOST_OF_A_BLOCK}")
         return options
 
     def check_files(self) -> None:
@@ -207,9 +213,12 @@ class SmallResNet(nn.Module):
         zero_init_residual: bool = False,
     ) -> None:
         super().__init__()
-        positive("depth", depth)
-        if positive("width", width) % 2:
-            raise ValueError(f"width={width!r}: expected an even number, since a stage is 3/2 as wide")
+        if positive("depth", depth) > 256:
+            raise ValueError(f"depth={depth!r}: expected at most 256")
+        if positive("width", width) % 2 or width > 1024:
+            raise ValueError(
+                f"width={width!r}: expected an even number up to 1024, since a stage is 3/2 as wide"
+            )
         if isinstance(dropout, str) or not 0 <= dropout <= 1:
             raise ValueError(f"dropout={dropout!r}: expected a number from 0 to 1")
         self.conv1 = nn.Conv2d(3, 2 * width, 3, stride=2, padding=1, bias=False)

@@ -16,6 +16,10 @@ from polynl.errors import shortened
 from polynl.insertion import inserted
 
 
+class MisfitError(ValueError):
+    """Weights of another model."""
+
+
 def load_weights(
     model: nn.Module,
     path: str | os.PathLike[str],
@@ -26,8 +30,9 @@ def load_weights(
 ) -> None:
     """Load a state dict from a file that has all of the model's keys; an inserted block may be missing.
 
-    Values are converted to the model's dtype. If something does not fit, a ValueError says what, and nothing
-    is loaded. A model on the meta device is only checked. Modules named in `without`, such as a classifier
+    Values are converted to the model's dtype. If something does not fit, a MisfitError says what, and nothing
+    is loaded; nor is anything from a file that is damaged or has values that are not finite, which is a
+    ValueError. A model on the meta device is only checked. Modules named in `without`, such as a classifier
     for other classes, keep their values, whatever the file contains. With `trained`, blocks may not be
     missing: the model would be scored with an untrained one. `name` is what errors call the model (default:
     its class).
@@ -41,12 +46,12 @@ def load_weights(
     # weights had in older files.
     copy = deepcopy(model).to("meta")
     own = copy.state_dict()
-    mismatched = {key for key in own.keys() & state.keys() if own[key].shape != state[key].shape}
+    mismatched = {key for key in own.keys() & state.keys() if not _fits(own[key], state[key])}
     sound = {key: value for key, value in state.items() if key not in mismatched}
     try:
         missing, unexpected = copy.load_state_dict(sound, strict=False, assign=True)
     except RuntimeError as error:  # shapes differ under an older name
-        raise ValueError(f"{misfit}: {error}") from error
+        raise MisfitError(f"{misfit}: {error}") from error
     problems = {
         "missing": [key for key in missing if not key.startswith((*absent, *left_out))],
         "unexpected": unexpected,
@@ -61,7 +66,9 @@ def load_weights(
         problems[kind] = sorted(wrong)
     if any(problems.values()):
         said = "; ".join(f"{kind}: {shortened(keys)}" for kind, keys in problems.items() if keys)
-        raise ValueError(f"{misfit}, {said}")
+        raise MisfitError(f"{misfit}, {said}")
+    if (wrong_values := not_finite(state)) is not None:
+        raise ValueError(f"{os.fspath(path)!r} {wrong_values}")
     if not any(parameter.is_meta for parameter in model.parameters()):
         model.load_state_dict(state, strict=False)
 
@@ -83,6 +90,27 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         got = f"a dict of {shortened(list(state))}" if isinstance(state, Mapping) else type(state).__name__
         raise ValueError(f"{os.fspath(path)!r} must contain a state dict, tensors by name; got {got}")
     return dict(state)
+
+
+def _fits(own: Tensor, given: Tensor) -> bool:
+    """Whether the shapes are alike; in older files, α, β and γ have no axis."""
+    return given.shape == own.shape or (given.dim() == 0 and own.shape == (1,))
+
+
+def not_finite(state: Mapping[str, Tensor]) -> str | None:
+    """Which tensors have NaN or infinite values, in words that follow the file's name; None if none has."""
+    wrong = [name for name, value in state.items() if not _is_finite(value)]
+    if not wrong:
+        return None
+    return (
+        f"has NaN or infinite values in {len(wrong)} of its {len(state)} tensors, first in {wrong[0]}: "
+        "the training that wrote it diverged, or the file was damaged"
+    )
+
+
+def _is_finite(value: Tensor) -> bool:
+    # A finite sum has finite terms, and takes a thirtieth of the time; PyTorch does not add floats of 8 bits.
+    return (value.itemsize > 1 and bool(value.sum().isfinite())) or bool(value.isfinite().all())
 
 
 def damaged_entry(path: str | os.PathLike[str]) -> str | None:

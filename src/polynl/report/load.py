@@ -69,9 +69,7 @@ def load_runs(folders: Sequence[Path]) -> LoadedRuns:
             runs.origins += _training_origin(folder)
         found = [file for file in benchmarks if file.is_file()]
         for file in found:
-            results = Results.load(file)
-            with damage_named(file, "is not the JSON of a benchmark"):
-                runs.add_benchmark(str(file.parent), results)
+            runs.add_benchmark(str(file.parent), Results.load(file))
         if not (has_study or has_training or found):
             raise SettingsError(f"{folder}: {_problem(folder)}; expected {EXPECTED}.")
     studies = [*runs.studies, *_studies(trainings)]

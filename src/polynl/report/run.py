@@ -35,7 +35,7 @@ def write_report(runs: LoadedRuns, out: Path, console: Console, names: Sequence[
     title = runs.studies[0].title if len(runs.studies) == 1 else shortened(names)
     text = render_page(runs, pictures, title, shlex.join(["polynl", *sys.argv[1:]]))
     write_atomically(out, text)
-    size = f"{len(text.encode()) / 1e6:.2f} MB"
+    size = f"{out.stat().st_size / 1e6:.2f} MB"
     console.print(
         escape(f"The report is in {out} ({size}): open it in a browser."), highlight=False, soft_wrap=True
     )

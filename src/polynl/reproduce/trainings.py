@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import queue
 import signal
 from collections.abc import Iterator, Sequence
@@ -33,7 +32,7 @@ def recipe_in(training: Training) -> Recipe:
 def with_rows(training: Training) -> Training:
     """The training with the scores of the epochs in its folder."""
     path = training.folder / f"{METRICS}.json"
-    return replace(training, rows=json.loads(path.read_text()) if path.exists() else [])
+    return replace(training, rows=json.loads(path.read_text("utf-8")) if path.exists() else [])
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def train_all(trainings: Sequence[Training], jobs: int, console: Console) -> lis
     If one fails, the others save a checkpoint and stop.
     """
     trainings = [with_rows(training) for training in trainings]
-    context = multiprocessing.get_context("spawn")
+    context = _process_context()
     news: Any = context.Queue()
     waiting = [number for number, training in enumerate(trainings) if not training.finished]
     running: dict[int, Any] = {}
@@ -72,8 +71,7 @@ def train_all(trainings: Sequence[Training], jobs: int, console: Console) -> lis
             while waiting or running:
                 while waiting and len(running) < jobs:
                     number = waiting.pop(0)
-                    arguments = (number, trainings[number], news, os.getpid())
-                    running[number] = context.Process(target=_train, args=arguments)
+                    running[number] = context.Process(target=_train, args=(number, trainings[number], news))
                     running[number].start()
                 _show(news, progress, bars)
                 for number in [n for n, process in running.items() if not process.is_alive()]:
@@ -87,9 +85,20 @@ def train_all(trainings: Sequence[Training], jobs: int, console: Console) -> lis
     return [with_rows(training) for training in trainings]
 
 
-def _train(number: int, training: Training, news: Any, parent: int) -> None:
+def _process_context() -> Any:
+    """Fork the trainings from a process that has imported all this once: it takes seconds."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
+def _train(number: int, training: Training, news: Any) -> None:
     """The body of a training's process."""
-    display = _Reporter(number, news, parent)
+    # Its data loading workers start as in any other training, not as this process did, with all its imports.
+    multiprocessing.set_start_method(None, force=True)
+    display = _Reporter(number, news)
     try:
         train(recipe_in(training), training.folder, Console(quiet=True), resume=True, display=display)
     except BaseException as error:
@@ -101,15 +110,16 @@ def _train(number: int, training: Training, news: Any, parent: int) -> None:
 class _Reporter(Display):
     """Sends progress to the process that shows it."""
 
-    def __init__(self, number: int, news: Any, parent: int) -> None:
+    def __init__(self, number: int, news: Any) -> None:
         super().__init__(None)
-        self._number, self._news, self._parent, self._steps = number, news, parent, 0
+        self._number, self._news, self._steps = number, news, 0
+        self._parent = multiprocessing.parent_process()
 
     def begin(self, steps: int, done: int) -> None:
         self._steps = steps
 
     def step(self, done: int, text: str) -> None:
-        if os.getppid() != self._parent:
+        if self._parent is not None and not self._parent.is_alive():
             raise RunStoppedError("the process that started this training is gone.")
         self._news.put(_News(self._number, done, self._steps, text))
 

@@ -12,12 +12,13 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from polynl.errors import SettingsError
+from polynl.errors import SettingsError, shown
 from polynl.files import read_json, write_atomically
+from polynl.results.benchmark_schema import Step as Step
+from polynl.results.benchmark_schema import benchmark_problem
 from polynl.results.formats import byte_size, duration, if_measured
 
 SCHEMA = 1
-Step = Literal["forward", "training"]
 STEPS: tuple[Step, ...] = get_args(Step)
 STEP_TITLES: dict[Step, str] = {"forward": "forward", "training": "forward + backward"}
 Axis = Literal["channels", "positions"]
@@ -221,13 +222,13 @@ class Results:
         version = content.get("schema") if isinstance(content, dict) else None
         if version != SCHEMA:
             raise SettingsError(
-                f"{path} has schema {version!r}; this version of polynl reads schema {SCHEMA}."
+                f"{path} has schema {shown(version)}; this version of polynl reads schema {SCHEMA}."
             )
-        try:
-            fields = {f.name: content[f.name] for f in dataclasses.fields(cls)}
-            fields["measurements"] = [Measurement.from_json(entry) for entry in fields["measurements"]]
-        except (KeyError, TypeError) as error:
-            raise SettingsError(f"{path} is not the JSON of a benchmark: {error!r}.") from None
+        problem = benchmark_problem(content)
+        if problem is not None:
+            raise SettingsError(f"{path} is not the JSON of a benchmark: {problem}.")
+        fields = {f.name: content[f.name] for f in dataclasses.fields(cls)}
+        fields["measurements"] = [Measurement.from_json(entry) for entry in fields["measurements"]]
         return cls(**fields)
 
 

@@ -209,12 +209,14 @@ def _layer_table(results: Results, quantity: Quantity, axis: Axis, step: Step) -
     headings += ["spread", f"{symbol}^k"] if quantity is TIME else []
     rows = []
     for method in results.methods:
-        found = results.along(points, method)
         row = [results.label(method)]
-        for m in found:
-            divided = None if method == results.reference else results.ratio(m, quantity)
-            row.append(quantity.text(m) if divided is None else ratio(divided))
+        for point in points:
+            m = results.at(method, point)
+            divided = None if m is None or method == results.reference else results.ratio(m, quantity)
+            text = NOT_MEASURED if m is None else quantity.text(m)
+            row.append(text if divided is None else ratio(divided))
         if quantity is TIME:
+            found = results.along(points, method)
             spread = max((m.spread for m in found if m.spread is not None), default=None)
             exponent = results.exponent(method, axis, step)
             row += [if_measured(spread, "{:.0%}".format), if_measured(exponent, "{:.2f}".format)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,25 @@ from torch import Tensor
 
 from polynl.errors import SettingsError
 from polynl.files import write_atomically
-from polynl.models.weights import damaged_entry
+from polynl.models.weights import damaged_entry, not_finite
 
 FORMAT = "polynl training checkpoint 1"
 LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
 LAST_WEIGHTS, BEST_WEIGHTS = "last.safetensors", "best.safetensors"
+# What the training loop saves, besides the format.
+CONTENT: dict[str, type] = {
+    "images": int,
+    "batch": int,
+    "epoch": int,
+    "step": int,
+    "rows": list,
+    "model": dict,
+    "optimizer": dict,
+    "scaler": dict,
+    "shares": list,
+}
+# What every process adds to `shares`.
+SHARE = {"random", "totals"}
 # The names of last.pt before it is complete, and after it was found damaged.
 FRESH, DAMAGED = ".last.pt.new", "last.pt.damaged"
 
@@ -58,11 +73,25 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is damaged: {damaged} in it has changed.")
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not a training checkpoint of polynl.")
+    if (problem := _problem(state)) is not None:
+        raise CheckpointError(f"{path} {problem}.")
     return state
 
 
+def _problem(state: dict[str, Any]) -> str | None:
+    """What is wrong with a state, in words that follow the file's name."""
+    lacking = [key for key, kind in CONTENT.items() if not isinstance(state.get(key), kind)]
+    if lacking:
+        return f"is incomplete: it has no {lacking[0]}"
+    if not all(isinstance(share, dict) and share.keys() >= SHARE for share in state["shares"]):
+        return f"is incomplete: its shares have no {' and '.join(sorted(SHARE))}"
+    if not all(isinstance(value, Tensor) for value in state["model"].values()):
+        return "is damaged: its model has values that are not tensors"
+    return not_finite(state["model"])
+
+
 def load_last(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
-    """The newest readable checkpoint, or None if there is none, and what is wrong with newer ones."""
+    """The newest usable checkpoint, or None if there is none, and what is wrong with newer ones."""
     problems: list[str] = []
     for name in (LAST, PREVIOUS):
         if (folder / name).exists():
@@ -71,8 +100,19 @@ def load_last(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
             except CheckpointError as error:
                 problems.append(str(error))
     if problems:
-        raise CheckpointError("\n".join([*problems, "No checkpoint of this run can be read."]))
+        raise CheckpointError("\n".join([*problems, _way_on(folder)]))
     return None, problems
+
+
+def _way_on(folder: Path) -> str:
+    """What can be done if neither `last.pt` nor `previous.pt` can be used."""
+    again = "start again with --overwrite, or with another --out to keep these files."
+    try:
+        epoch = load_checkpoint(folder / BEST)["epoch"]
+    except CheckpointError:
+        return f"No checkpoint of this run can be used: {again}"
+    best, last = (shlex.quote(str(folder / name)) for name in (BEST, LAST))
+    return f"To continue after epoch {epoch}: cp {best} {last}, then --resume. Otherwise {again}"
 
 
 def set_aside_damaged(folder: Path) -> None:

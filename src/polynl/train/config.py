@@ -94,7 +94,7 @@ class ScheduleConfig(Config):
 class Recipe(TaskConfig):
     """The keys that all recipes have, whatever the task."""
 
-    epochs: int = Field(gt=0)
+    epochs: int = Field(gt=0, le=1_000_000)
     """Passes over the training images."""
     batch: int | None = Field(None, gt=0)
     """Images per step, over all processes."""
@@ -112,9 +112,9 @@ class Recipe(TaskConfig):
     """Use the channels-last memory format."""
     deterministic: bool = False
     """Use only deterministic operators on a GPU; the CPU is always deterministic."""
-    threads: int | None = Field(None, gt=0, json_schema_extra=NEUTRAL)
+    threads: int | None = Field(None, gt=0, le=1024, json_schema_extra=NEUTRAL)
     """CPU threads per process (default: PyTorch's choice)."""
-    workers: int = Field(0, ge=0, json_schema_extra=NEUTRAL)
+    workers: int = Field(0, ge=0, le=256, json_schema_extra=NEUTRAL)
     """Data loading workers per process; 0: load in the process itself."""
     val_batch: int | None = Field(None, gt=0, json_schema_extra=NEUTRAL)
     """Images per evaluation batch and process (default: as in training)."""

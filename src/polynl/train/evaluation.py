@@ -19,6 +19,7 @@ from polynl.files import check_destination, write_atomically
 from polynl.results.formats import plural
 from polynl.tasks.base import DetectionScorer, DetectionTask, Scorer, Task
 from polynl.train.config import Recipe
+from polynl.train.failures import failures_explained
 from polynl.train.loading import Reader, eval_batches
 from polynl.train.processes import Processes, autocast, join_processes, set_up_torch
 from polynl.train.run_folder import TrainedModel
@@ -95,8 +96,9 @@ def evaluate_checkpoint(
     set_up_torch(recipe)
     with join_processes(recipe.device) as processes:
         model = TrainedModel(checkpoint, recipe, task).load(processes.device)
-        scorer = task.scorer()
-        scored = evaluate(task, model, recipe, processes, scorer=scorer)
+        scorer, reader = task.scorer(), val_reader(task, recipe, processes)
+        with failures_explained(recipe, processes, [reader]):
+            scored = evaluate(task, model, recipe, processes, reader=reader, scorer=scorer)
         assert scored is not None, "nothing requests a stop"
         scores, skipped = scored
         if processes.is_main:

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
+from torch.utils.data import BatchSampler, Dataset, Sampler
 
 from polynl.tasks.base import Batch, Images
-from polynl.train.processes import ignore_signals
+from polynl.train.workers import Loader, set_up_worker
 
 
 class Reader:
@@ -26,13 +26,13 @@ class Reader:
         device: torch.device,
     ) -> None:
         self._sampler = _ReplaceableSampler()
-        self._loader = DataLoader(
+        self._loader = Loader(
             cast(Dataset[Any], data),
             batch_sampler=self._sampler,
             collate_fn=collate,
             num_workers=workers,
             persistent_workers=workers > 0,
-            worker_init_fn=ignore_signals,
+            worker_init_fn=set_up_worker,
             pin_memory=device.type == "cuda",
             # With the global generator, drawing seeds for workers would shift the random numbers of dropout.
             generator=torch.Generator(),
@@ -43,11 +43,17 @@ class Reader:
         self._sampler.batches = keys
         return iter(self._loader)
 
-    def close(self) -> None:
-        """Stop the workers. At exit Python would send them a signal, which they ignore, and hang."""
-        iterator = self._loader._iterator
-        if iterator is not None:
-            iterator._shutdown_workers()  # type: ignore[attr-defined]
+    def exit_codes(self) -> list[int]:
+        """The exit codes of the workers that have ended; negative ones are signals."""
+        return self._loader.exit_codes()
+
+    def ignore_deaths(self) -> None:
+        """From now on, the death of a worker is not raised as an error wherever the program happens to be."""
+        self._loader.ignore_deaths()
+
+    def close(self, *, kill: bool = False) -> None:
+        """Stop the workers; with `kill`, do not wait until they have finished what they are loading."""
+        self._loader.close(kill=kill)
 
 
 class _ReplaceableSampler(Sampler[list[Any]]):

@@ -7,7 +7,7 @@ import math
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
@@ -31,6 +31,7 @@ from polynl.train.checkpoint import (
 )
 from polynl.train.config import Recipe, build_optimizer
 from polynl.train.evaluation import evaluate, val_reader
+from polynl.train.failures import NO_CHECKPOINT, failures_explained
 from polynl.train.loading import Reader, SeededDataset, TrainSampler, hash_seed
 from polynl.train.processes import (
     Processes,
@@ -73,8 +74,9 @@ def train(
                 again = processes.restarted and run.started_by(processes.launch)
                 run.open(recipe, resume=resume or again, overwrite=overwrite)
             trainer = Trainer(recipe, task, processes, stop, run, display)
-        trainer.start()
-        return trainer.run()
+        with trainer.explained():
+            trainer.start()
+            return trainer.run()
 
 
 class Trainer:
@@ -113,9 +115,10 @@ class Trainer:
             device=processes.device,
         )
         self._val_reader = val_reader(task, recipe, processes)
+        self._readers = (self._reader, self._val_reader)
         self._epoch, self._step, self._totals = 0, 0, Totals()
         self._rows: list[dict[str, Any]] = []
-        self._kept = "There is no checkpoint yet."
+        self._kept = NO_CHECKPOINT
 
     @property
     def _done(self) -> int:
@@ -142,6 +145,12 @@ class Trainer:
                 self._folder.write_metrics(self._rows)
         self._wrapped = self._processes.wrap(self._model)
 
+    def explained(self) -> AbstractContextManager[None]:
+        """Within it, a failure of the machine is a message that says what is kept and how to continue."""
+        return failures_explained(
+            self._recipe, self._processes, self._readers, kept=lambda: self._kept, stop=self._stop_request
+        )
+
     def run(self) -> list[dict[str, Any]]:
         """Train until the last epoch is done."""
         self._display.begin(self._recipe.epochs * self._steps, self._done)
@@ -149,10 +158,10 @@ class Trainer:
             while self._epoch < self._recipe.epochs:
                 self._train_epoch()
                 self._end_epoch()
+            for reader in self._readers:
+                reader.close()
         finally:
             self._display.end()
-            self._reader.close()
-            self._val_reader.close()
         self._display.show(summary(self._rows, self._task.best_by))
         self._display.say(f"The run is in {self._folder.path}.")
         return self._rows
@@ -313,6 +322,7 @@ class Trainer:
         with self._processes.fail_together(), self._writing():
             if self._processes.is_main:
                 self._write(shares)
+        self._note_kept()
 
     def _write(self, shares: Sequence[Mapping[str, Any]]) -> None:
         """Write everything else before last.pt, so that a run killed in between writes it again."""
@@ -333,7 +343,7 @@ class Trainer:
             "shares": shares,
         }
         save_checkpoint(folder, state, best=self._best)
-        self._note_kept()
+        self._note_kept()  # also if the next file cannot be written
         self._folder.write_metrics(self._rows)
 
     @property
@@ -356,6 +366,7 @@ class Trainer:
         try:
             self._model.load_state_dict(state["model"])
             self._optimizer.load_state_dict(state["optimizer"])
+            _add_missing_axes(self._optimizer)
         except (RuntimeError, ValueError) as error:
             raise SettingsError(f"the checkpoint does not match the recipe: {error}") from error
         self._scaler.load_state_dict(state["scaler"])
@@ -384,3 +395,11 @@ class Trainer:
                 f"{self._folder.path} cannot be written to: {error.strerror}. {self._kept}\n"
                 f"{remedy}, then continue with --resume."
             ) from error
+
+
+def _add_missing_axes(optimizer: torch.optim.Optimizer) -> None:
+    """Give moments of α, β and γ, which had no axis in older versions, the shape of their parameter."""
+    for parameter, moments in optimizer.state.items():
+        for name, moment in moments.items():
+            if name != "step" and isinstance(moment, Tensor) and moment.dim() < parameter.dim():
+                moments[name] = moment.reshape(parameter.shape)

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
@@ -23,6 +23,8 @@ from polynl.train.config import Recipe
 
 # Long enough for a slow first epoch; a process that hangs is torchrun's business.
 TIMEOUT = timedelta(minutes=30)
+# Seconds in which torchrun notices that a process has died, and stops the others.
+TORCHRUN_NOTICES = 10.0
 Result = TypeVar("Result")
 
 
@@ -33,6 +35,8 @@ class Processes:
     rank: int
     count: int
     device: torch.device
+    hosts_and_ids: tuple[tuple[str, int], ...] = ()
+    """Where each process runs and its id there, in the order of ranks."""
 
     @property
     def is_main(self) -> bool:
@@ -43,6 +47,14 @@ class Processes:
     def restarted(self) -> bool:
         """Whether torchrun restarted the processes after one died."""
         return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+    @property
+    def will_restart(self) -> bool:
+        """Whether torchrun restarts the processes if one dies now."""
+        count, most = (
+            os.environ.get(f"TORCHELASTIC_{name}", "0") for name in ("RESTART_COUNT", "MAX_RESTARTS")
+        )
+        return int(count) < int(most)
 
     @property
     def launch(self) -> str:
@@ -68,6 +80,40 @@ class Processes:
             raise error
         # On a non-zero code torchrun would kill the main process, maybe before it has printed the error.
         raise SystemExit(0)
+
+    def lost(self, error: Exception) -> str | None:
+        """Which other processes have died, if that is what the error of a connection means."""
+        if self.count == 1 or not _is_of_connection(error):
+            return None
+        deaths = self._deaths()
+        return ", ".join(f"rank {rank} {how}" for rank, how in deaths.items()) or "another process has died"
+
+    def leave(self, error: RunStoppedError, stop: StopRequest | None) -> NoReturn:
+        """Stop this process after others have died; of those left, the first to notice reports the error."""
+        first = _first_on_this_machine()
+        dist.destroy_process_group()  # the others learn of it by this one's closed connections
+        # If this process ended first, torchrun and the others would take it for the cause.
+        if stop is not None:
+            wait_until(lambda: stop.requested, TORCHRUN_NOTICES)
+        if first:
+            raise error
+        raise SystemExit(1)
+
+    def _deaths(self) -> dict[int, str]:
+        """How processes on this machine ended, by rank."""
+        here = socket.gethostname()
+        found: dict[int, str] = {}
+
+        def look() -> bool:
+            for rank, (host, process) in enumerate(self.hosts_and_ids):
+                how = _death(process) if host == here else None
+                if how is not None:
+                    found[rank] = how
+            return bool(found)
+
+        # The connections of a killed process are closed a moment before it is gone.
+        wait_until(look, 1.0)
+        return found
 
     def check_model(self, model: nn.Module) -> None:
         """Raise a SettingsError if these processes cannot train the model."""
@@ -147,9 +193,50 @@ def join_processes(device: str) -> Iterator[Processes]:
         torch.cuda.set_device(own_device)
     dist.init_process_group("nccl" if gpu else "gloo", timeout=TIMEOUT)
     try:
-        yield Processes(dist.get_rank(), dist.get_world_size(), own_device)
+        alone = Processes(dist.get_rank(), dist.get_world_size(), own_device)
+        yield replace(alone, hosts_and_ids=tuple(alone.all_gather((socket.gethostname(), os.getpid()))))
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _first_on_this_machine() -> bool:
+    """Whether this is the first of torchrun's processes here that calls this since they were started."""
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    # torchrun gives each process a folder for this file, within one that is new at every restart.
+    folder = os.path.dirname(os.path.dirname(file))
+    if folder:
+        try:
+            os.close(os.open(os.path.join(folder, "polynl_reported"), os.O_CREAT | os.O_EXCL))
+        except OSError as error:
+            return not isinstance(error, FileExistsError)
+    return True
+
+
+def _is_of_connection(error: Exception) -> bool:
+    return any(text in str(error) for text in ("gloo/transport", "ncclRemoteError"))
+
+
+def _death(process: int) -> str | None:
+    """How a process of this machine ended, or None if it is alive or there is no way to tell."""
+    if not os.path.exists("/proc/self/stat"):
+        return None
+    try:
+        with open(f"/proc/{process}/stat", encoding="utf-8") as file:
+            state, *_, status = file.read().rpartition(")")[2].split()
+    except OSError:
+        return "has died"
+    if state != "Z":
+        return None
+    code = os.waitstatus_to_exitcode(int(status))
+    return f"was killed (signal {-code})" if code < 0 else f"ended with code {code}"
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    """Wait for the condition, but no longer than so many seconds."""
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
 
 
 def set_up_torch(recipe: Recipe) -> None:
@@ -214,8 +301,8 @@ class StopRequest:
             signal.signal(number, handler)
 
 
-def ignore_signals(worker: int) -> None:
-    """For workers of a DataLoader, which stop when the training process does."""
+def ignore_signals() -> None:
+    """For processes that stop when the one that started them does."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 

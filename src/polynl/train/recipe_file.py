@@ -17,6 +17,8 @@ from polynl.config import CHOICE, explained
 from polynl.errors import SettingsError, near_matches
 from polynl.train.config import Recipe, list_keys, recipe_class
 
+# Far beyond what recipes have.
+DEEPEST, MOST_VALUES, MOST_BASES = 20, 100_000, 20
 BUILT_IN = Path(__file__).parent.parent / "recipes"
 
 
@@ -95,7 +97,26 @@ def _mapping(content: Any, name: str | Path) -> dict[str, Any]:
     if not isinstance(content, Mapping):
         found = "nothing" if content is None else type(content).__name__
         raise SettingsError(f"{name} is not a recipe: expected keys and values, got {found}.")
+    _check_extent(content, name)
     return dict(content)
+
+
+def _check_extent(content: Any, name: str | Path) -> None:
+    """Raise a SettingsError for nested content that would take long or exceed the stack.
+
+    A few anchors and aliases of YAML can stand for any number of values, or contain themselves.
+    """
+    parts, seen = [(content, 0)], 0
+    while parts:
+        part, depth = parts.pop()
+        seen += 1
+        if depth > DEEPEST or seen > MOST_VALUES:
+            raise SettingsError(
+                f"{name} is not a recipe: it is nested more than {DEEPEST} levels deep, or has more than "
+                f"{MOST_VALUES:,} values."
+            )
+        inner = part.values() if isinstance(part, Mapping) else part if isinstance(part, list) else ()
+        parts += [(value, depth + 1) for value in inner]
 
 
 def _read_with_bases(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
@@ -110,6 +131,8 @@ def _read_with_bases(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         reason = error.strerror if isinstance(error, OSError) else error
         raise SettingsError(f"{path} cannot be read as YAML: {reason}.") from None
     content = _mapping(content, path)
+    if len(seen) == MOST_BASES:
+        raise SettingsError(f"{seen[0]}: its base has a base, and so on, more than {MOST_BASES} times.")
     base = content.pop("base", None)
     if base is None:
         return content
@@ -248,6 +271,8 @@ def read_yaml(text: str) -> Any:
         raise ValueError(f"{place}{error.problem or error.context}") from None
     except yaml.YAMLError as error:
         raise ValueError(str(error).split("\n")[0]) from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def write_yaml(content: Any, *, flow: bool = False) -> str:

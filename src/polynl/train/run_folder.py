@@ -24,7 +24,7 @@ from polynl.blocks.registry import BLOCKS, NO_BLOCK
 from polynl.environment import environment
 from polynl.errors import SettingsError, changed_run_error, existing_run_error
 from polynl.files import write_atomically
-from polynl.models.weights import load_weights
+from polynl.models.weights import MisfitError, load_weights
 from polynl.tasks.base import Task
 from polynl.tasks.registry import task_class
 from polynl.train.checkpoint import BEST, BEST_WEIGHTS, DAMAGED, FRESH, LAST, LAST_WEIGHTS, PREVIOUS
@@ -87,7 +87,7 @@ class RunFolder:
     def started_by(self, launch: str) -> bool:
         """Whether this torchrun started or resumed the run here."""
         file = self.path / LAUNCH
-        return file.is_file() and file.read_text() == launch
+        return file.is_file() and file.read_text("utf-8") == launch
 
     def start(self, recipe: Recipe, processes: Processes, labels: Mapping[int, str]) -> None:
         """Write recipe, labels and environment; a run to replace is deleted only now, after all checks."""
@@ -129,7 +129,7 @@ class RunFolder:
             import fcntl
         except ImportError:  # Windows
             return
-        self._lock = open(self.path / LOCK, "w")  # noqa: SIM115
+        self._lock = open(self.path / LOCK, "wb")  # noqa: SIM115
         try:
             # The system releases it when the process dies, however it dies.
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -143,7 +143,14 @@ class RunFolder:
 
     def check_unchanged(self, recipe: Recipe) -> None:
         """Raise a SettingsError if the run here was started with a recipe that gives other results."""
-        original = load_recipe(self.path / RECIPE)
+        try:
+            original = load_recipe(self.path / RECIPE)
+        except SettingsError as error:
+            raise SettingsError(
+                f"{error}\nThe run cannot be resumed without it. To write it again, start the command in "
+                f"{self.path / ENVIRONMENT} with another --out, and copy the {RECIPE} from there; or replace "
+                "the run with --overwrite."
+            ) from None
         old, new = (_flat(r.model_dump(mode="json")) for r in (original, recipe))
         neutral = neutral_keys(original) | neutral_keys(recipe)
         changed = [key for key in old | new if key not in neutral and old.get(key) != new.get(key)]
@@ -153,7 +160,7 @@ class RunFolder:
 
     def _clear(self, *, half_written: bool = False) -> None:
         """Delete the run, if there is one, or only the temporary files of a killed process."""
-        if not (self.path / RECIPE).exists():
+        if not (self._exists or (self.path / RECIPE).exists()):
             return
         for name in FILES:
             (self.path / (f".{name}.tmp" if half_written else name)).unlink(missing_ok=True)
@@ -188,9 +195,9 @@ class Curves:
                 self._writer = SummaryWriter(str(self._folder), purge_step=step)
             for name, value in figures.items():
                 self._writer.add_scalar(name, value, step)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # TensorBoard needs names of folders in UTF-8
             self._ended = True
-            return f"the TensorBoard curves end at step {step}: {error.strerror}."
+            return f"the TensorBoard curves end at step {step}: {getattr(error, 'strerror', error)}."
         return None
 
     def close(self) -> None:
@@ -221,11 +228,13 @@ class TrainedModel:
         model = self.task.model()
         try:
             load_weights(model, self.checkpoint, trained=True)
-        except ValueError as error:
+        except MisfitError as error:
             raise SettingsError(
                 f"--checkpoint: {error}. Check that task, block and classes are those "
                 f"it was trained with: {RECIPE} and {LABELS} next to a checkpoint say so."
             ) from error
+        except ValueError as error:
+            raise SettingsError(f"--checkpoint: {error}.") from error
         return to_device(model, self.recipe, device).eval()
 
 

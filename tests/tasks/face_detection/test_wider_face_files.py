@@ -86,7 +86,7 @@ OTHERS, TWICE = cells([cells(["x", "y"]), cells(["z"])]), cells([cells(["x", "x"
 WRONG_TRUTH: list[tuple[str, dict[str, Any], str]] = [
     ("face", {"face_bbx_list": None}, " has no face_bbx_list: use the official file."),
     ("hard", {"gt_list": None}, " has no gt_list: use the official file."),
-    ("face", {"event_list": np.ones((2, 1))}, ", event_list: expected cells, got float64 of shape (2, 1)."),
+    ("face", {"event_list": np.ones((2, 1))}, ", event_list: expected cells, got 2 × 1 numbers."),
     ("face", {"event_list": cells([1, 2])}, ", event_list: expected a name, got "),
     ("face", {"event_list": cells(["0--Parade"])}, ", file_list: expected 1 cells, got 2."),
     ("face", {"event_list": cells(["a", "a"])}, ", event_list: a is listed more than once."),
@@ -96,13 +96,12 @@ WRONG_TRUTH: list[tuple[str, dict[str, Any], str]] = [
     (
         "face",
         {"face_bbx_list": FILES},
-        ", face_bbx_list of 0--Parade/0_Parade_band_1_465: expected numbers, got <U19",
+        ", face_bbx_list of 0--Parade/0_Parade_band_1_465: expected numbers, got '0_Parade_band_1_465'.",
     ),
     (
         "face",
         boxes(1, 2, 3),
-        ", face_bbx_list of 0--Parade/0_Parade_band_1_465: expected finite x, y, w, h, got float64 of "
-        "shape (1, 3).",
+        ", face_bbx_list of 0--Parade/0_Parade_band_1_465: expected finite x, y, w, h, got 1 × 3 numbers.",
     ),
     (
         "face",
@@ -115,7 +114,11 @@ WRONG_TRUTH: list[tuple[str, dict[str, Any], str]] = [
         " lists other images than wider_face_val.mat: use files of one release.",
     ),
     ("medium", {"gt_list": lacking(FACES)}, ", gt_list of 0--Parade: expected 2 cells, got 1."),
-    ("hard", {"gt_list": FILES}, ", gt_list of 0--Parade/0_Parade_band_1_465: expected numbers, got <U19"),
+    (
+        "hard",
+        {"gt_list": FILES},
+        ", gt_list of 0--Parade/0_Parade_band_1_465: expected numbers, got '0_Parade_band_1_465'.",
+    ),
     (
         "hard",
         hard([1, 3]),

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 from torchvision.transforms.v2 import Transform
 
-from polynl.config import Config, Fractions, Positive
-from polynl.data.config import SceneOptions, Split
+from polynl.config import Config, Fractions, Side
+from polynl.data.config import Drawn, SceneOptions, Split
 from polynl.data.images import val_transform
 from polynl.data.scenes import CLASSES, Scenes
 from polynl.errors import SettingsError, near_matches, shortened
@@ -37,9 +37,9 @@ class ImageFolderConfig(NormalisedConfig, FlipConfig, FilesConfig):
     source: Literal["image_folder"]
     train: str = "train"
     val: str = "val"
-    size: Positive = 224
+    size: Side = 224
     """Side of the square images that the network sees."""
-    resize: int = Field(256, gt=0, validate_default=True)
+    resize: Side = Field(256, validate_default=True)
     """In scoring, the shorter side before the centre crop."""
     scale: Fractions = (0.08, 1.0)
     """Area of a random crop in training, as a fraction of the image: [from, to]."""
@@ -100,9 +100,9 @@ class ImageFolderConfig(NormalisedConfig, FlipConfig, FilesConfig):
 class ScenesConfig(NormalisedConfig, SceneOptions, FromScenes):
     """Scenes drawn from a seed: nothing to download."""
 
-    images: Positive = 20_000
-    val_images: Positive = 2_000
-    size: Annotated[int, Field(ge=16)] = 40
+    images: Drawn = 20_000
+    val_images: Drawn = 2_000
+    size: Annotated[Side, Field(ge=16)] = 40
     mean: Colour = (0.3, 0.3, 0.3)
     std: Deviations = (0.25, 0.25, 0.25)
 

@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from polynl.config import NEUTRAL, Positive
-from polynl.data.config import DrawnConfig, Split
+from polynl.config import NEUTRAL, Side
+from polynl.data.config import Drawn, DrawnConfig, Split
 from polynl.errors import SettingsError
 from polynl.tasks.config import AnnotatedConfig, FlipConfig, FromScenes, TaskConfig
 from polynl.tasks.face_detection.data import FaceImages, counts, event_and_name, read_faces
@@ -78,9 +78,9 @@ class FaceScenesConfig(FlipConfig, DrawnConfig, FromScenes):
 
     truth_scale: ClassVar = 1.0  # scenes have the size of their ground truth
 
-    images: Positive = 1_000
-    val_images: Positive = 100
-    size: Annotated[int, Field(ge=32)] = 256
+    images: Drawn = 1_000
+    val_images: Drawn = 100
+    size: Annotated[Side, Field(ge=32)] = 256
     patch: PatchConfig = PatchConfig(size=128, scale=(0.4, 1.0))
 
     def load(self, split: Split) -> FaceScenes:

@@ -24,10 +24,9 @@ from polynl.data.annotation_files import (
     is_count,
     leaves,
     read_lines,
-    shown,
 )
 from polynl.data.images import Unreadable, read_for_detector, read_or_stand_in
-from polynl.errors import SettingsError
+from polynl.errors import SettingsError, shown
 
 FaceTransform = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Transforms an image and the boxes (k, 4) of its faces, xyxy; it may leave faces out."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from polynl.data.annotation_files import is_count, read_lines
 from polynl.errors import SettingsError, near_matches
 from polynl.files import write_atomically
+from polynl.tasks.face_detection.matlab import Value, read_matlab
 from polynl.tasks.face_detection.metric import (
     SUBSETS,
     Array,
@@ -29,7 +29,7 @@ def read_ground_truth(folder: Path) -> GroundTruth:
     for image, array in boxes.items():
         if array.size == 0:
             boxes[image] = np.zeros((0, 4))
-        elif array.ndim != 2 or array.shape[1] != 4 or not np.isfinite(array).all():
+        elif array.shape[1] != 4 or not np.isfinite(array).all():
             where = f"{folder / 'wider_face_val.mat'}, face_bbx_list of {'/'.join(image)}"
             raise SettingsError(f"{where}: expected finite x, y, w, h, got {_shown(array)}.")
     counted: dict[Image, dict[str, Array]] = {image: {} for image in boxes}
@@ -74,20 +74,13 @@ def write_predictions(folder: Path, predictions: Predictions) -> None:
 
 def _read_mat(path: Path, key: str) -> dict[Image, Array]:
     """The numbers of each image; `key` has a cell for each event, which has one for each of its images."""
-    from scipy.io import loadmat  # takes a fifth of a second to import
-
     if not path.is_file():
         raise SettingsError(
             f"{path} is missing: expected a folder with wider_face_val.mat and "
             "wider_{easy,medium,hard}_val.mat, which is ground_truth in WIDER FACE's eval_tools."
         )
     lists = ("event_list", "file_list", key)
-    try:
-        content: dict[str, Any] = loadmat(str(path), variable_names=lists)
-    except Exception as error:  # scipy raises anything for damaged bytes
-        raise SettingsError(
-            f"{path} cannot be read as a Matlab file: {error or type(error).__name__}."
-        ) from None
+    content = read_matlab(path, lists)
     if missing := [name for name in lists if name not in content]:
         raise SettingsError(f"{path} has no {missing[0]}: use the official file.")
     events = _names(f"{path}, event_list", content["event_list"])
@@ -96,35 +89,37 @@ def _read_mat(path: Path, key: str) -> dict[Image, Array]:
     for event, listed, cells in zip(events, files, numbers, strict=True):
         names = _names(f"{path}, file_list of {event}", listed)
         for name, cell in zip(names, _cells(f"{path}, {key} of {event}", cells, names), strict=True):
-            if not (isinstance(cell, np.ndarray) and cell.dtype.kind in "iuf"):
+            if not isinstance(cell, np.ndarray):
                 raise SettingsError(f"{path}, {key} of {event}/{name}: expected numbers, got {_shown(cell)}.")
-            found[event, name] = cell.astype(np.float64)
+            found[event, name] = cell
     return found
 
 
-def _cells(where: str, value: Any, names: Sequence[str] | None = None) -> list[Any]:
+def _cells(where: str, value: Value, names: Sequence[str] | None = None) -> list[Value]:
     """The content of a column of cells, one for each of `names`."""
-    if not (isinstance(value, np.ndarray) and value.dtype == object):
+    if not isinstance(value, list):
         raise SettingsError(f"{where}: expected cells, got {_shown(value)}.")
-    if names is not None and value.size != len(names):
-        raise SettingsError(f"{where}: expected {len(names)} cells, got {value.size}.")
-    return list(value.ravel())
+    if names is not None and len(value) != len(names):
+        raise SettingsError(f"{where}: expected {len(names)} cells, got {len(value)}.")
+    return value
 
 
-def _names(where: str, value: Any) -> list[str]:
+def _names(where: str, value: Value) -> list[str]:
     """The texts in a column of cells, each of them once."""
-    names: list[str] = []
+    names: dict[str, None] = {}
     for cell in _cells(where, value):
-        if not (isinstance(cell, np.ndarray) and cell.dtype.kind == "U" and cell.size == 1):
+        if not isinstance(cell, str) or not cell:
             raise SettingsError(f"{where}: expected a name, got {_shown(cell)}.")
-        if cell.item() in names:
-            raise SettingsError(f"{where}: {cell.item()} is listed more than once.")
-        names.append(str(cell.item()))
-    return names
+        if cell in names:
+            raise SettingsError(f"{where}: {cell} is listed more than once.")
+        names[cell] = None
+    return list(names)
 
 
-def _shown(value: Any) -> str:
-    return f"{value.dtype} of shape {value.shape}" if isinstance(value, np.ndarray) else repr(value)
+def _shown(value: Value) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.shape[0]} × {value.shape[1]} numbers"
+    return repr(value[:100]) if isinstance(value, str) else f"{len(value)} cells"
 
 
 def _rows(path: Path, image: Image, numbers: Array, faces: int) -> Array:

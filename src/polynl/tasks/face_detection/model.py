@@ -13,7 +13,7 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.ops import box_iou
 
-from polynl.config import Positive, Probability, configured
+from polynl.config import Probability, Side, configured
 from polynl.models.pyramid import DetectorConfig
 
 # Height ÷ width of a face, and how the three anchors of a level are spaced.
@@ -41,7 +41,7 @@ class FaceDetectorConfig(DetectorConfig):
     }
 
     norm: Literal["frozen", "batch", "sync"] = "batch"
-    levels: tuple[int, ...] = (2, 3, 4, 5, 6)
+    levels: tuple[Annotated[int, Field(le=12)], ...] = (2, 3, 4, 5, 6)
     """Levels of the pyramid: level n has a map of stride 2^n; tiny faces need level 2."""
     anchor_scale: float = Field(4.0, gt=0)
     """Side of the smallest of a level's three anchors, in strides."""
@@ -49,9 +49,9 @@ class FaceDetectorConfig(DetectorConfig):
     """An anchor that overlaps a face at least this much is matched to it."""
     negative_iou: Probability = 0.35
     """An anchor that overlaps every face less than this is a negative."""
-    min_size: Positive | Annotated[list[Positive], Field(min_length=1)] = 1100
+    min_size: Side | Annotated[list[Side], Field(min_length=1)] = 1100
     """Images to score on are resized to this shorter side; training patches are not resized."""
-    max_size: Positive = 1650
+    max_size: Side = 1650
 
     def build(self) -> FaceDetector:
         """The detector; faces have the label 0."""

@@ -9,13 +9,13 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
-from polynl.config import Config, Fractions, Positive, Probability
+from polynl.config import Config, Fractions, Probability, Side
 
 
 class PatchConfig(Config):
     """Square training patches."""
 
-    size: Positive = 640
+    size: Side = 640
     """Side in pixels after resizing."""
     scale: Fractions = (0.3, 1.0)
     """Side before resizing, as a fraction of the image's shorter side: [from, to]."""

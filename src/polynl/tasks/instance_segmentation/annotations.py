@@ -10,8 +10,8 @@ from typing import Any
 
 from pycocotools import mask as coco_mask
 
-from polynl.data.annotation_files import FURTHEST, are_coordinates, check_there, leaves, shown
-from polynl.errors import SettingsError, near_matches
+from polynl.data.annotation_files import FURTHEST, are_coordinates, check_there, leaves
+from polynl.errors import SettingsError, near_matches, shown
 from polynl.files import read_json
 
 Entry = dict[str, Any]

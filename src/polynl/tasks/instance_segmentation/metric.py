@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from pycocotools import mask as coco_mask
 
-from polynl.data.annotation_files import shown
-from polynl.errors import SettingsError
+from polynl.errors import SettingsError, shown
 from polynl.files import read_json, write_atomically
 from polynl.tasks.detections import rle_as_text
 from polynl.tasks.instance_segmentation.annotations import (

@@ -11,7 +11,7 @@ from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHe
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.ops import MultiScaleRoIAlign
 
-from polynl.config import Positive, configured
+from polynl.config import Side, Width, configured
 from polynl.models.pyramid import DetectorConfig
 
 ASPECT_RATIOS = (0.5, 1.0, 2.0)
@@ -33,13 +33,13 @@ class MaskRCNNConfig(DetectorConfig):
         "mask_predictor": "mask_widths",
     }
 
-    box_width: Positive = 1024
+    box_width: Width = 1024
     """Channels of the box head's two layers."""
-    mask_widths: Annotated[tuple[Positive, ...], Field(min_length=1)] = (256, 256, 256, 256)
+    mask_widths: Annotated[tuple[Width, ...], Field(min_length=1)] = (256, 256, 256, 256)
     """Channels of the mask head's convolutions."""
     anchor_sizes: tuple[Annotated[float, Field(gt=0)], ...] = (32, 64, 128, 256, 512)
     """Sides of anchors in pixels of the resized image, one for each level of the pyramid."""
-    roi_scale: Positive = 224
+    roi_scale: Side = 224
     """Side of a box that is pooled from the map of stride 16; one twice as large, from the next."""
 
     def build(self, num_classes: int) -> MaskRCNN:
