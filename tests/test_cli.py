@@ -13,6 +13,7 @@ from command_line import run
 
 from polynl import cli
 from polynl.bench import layers
+from polynl.files import write_atomically
 
 COMMANDS = (
     "reproduce",
@@ -171,3 +172,32 @@ def test_options_arrive(
 def test_as_a_module() -> None:
     done = subprocess.run([sys.executable, "-m", "polynl"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("usage: polynl")
+
+
+def test_names_in_brackets_are_printed_as_they_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(layers, "save_layer_figures", lambda *_: [])
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(capsys, *BENCH.split(), "--out", "my[test]/[/x]")
+    assert code == 0
+    assert "Written: my[test]/[/x]/layers.json" in out
+
+
+def test_links_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    link.symlink_to(target)
+    write_atomically(link, "content")
+    assert link.is_symlink()
+    assert target.read_text() == "content"
+    write_atomically(Path(os.devnull), "content")
+    assert not Path(os.devnull).is_file()
+
+
+def test_merge_keys_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Nine lines of them would take forever."""
+    lines = ["a: &a {x: 1}", "b: &b {<<: [*a, *a]}"]
+    (tmp_path / "merge.yaml").write_text("\n".join(lines))
+    code, _, err = run(capsys, "train", tmp_path / "merge.yaml")
+    assert code == 2
+    assert "<< cannot be used in recipes; use base" in err

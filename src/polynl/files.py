@@ -14,9 +14,13 @@ def write_atomically(path: Path, content: str | bytes | memoryview, *, durable: 
     """Write to a temporary file in the same folder, flush it to disk, and rename it.
 
     Without `durable`, a power failure may lose the file: for thousands of small files that are slow to flush.
-    An OSError names the file.
+    An OSError names the file. A link stays a link, and a device or a pipe what it is.
     """
+    path = path.resolve() if path.is_symlink() else path
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        path.write_bytes(content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content)
+        return
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with open(temporary, "wb") as file:

@@ -5,6 +5,8 @@ import torch
 from cases import CASES, CHANNELS, DEFAULTS, Case, assert_close, image
 from torch import Tensor, nn
 
+from polynl import NonLocal
+
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_block = pytest.mark.parametrize("case", DEFAULTS, ids=str)
 
@@ -66,3 +68,12 @@ def test_a_symbolic_trace_keeps_the_mask() -> None:
     x, mask = torch.randn(2, 3, 6, 5), torch.rand(2, 6, 5) > 0.5
     assert torch.equal(graph(x, mask), host(x, mask))
     assert not torch.equal(graph(x, mask), graph(x, torch.ones_like(mask)))
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit:FutureWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_trace_of_a_map_smaller_than_the_pool_is_refused() -> None:
+    """The window would be as small for all maps."""
+    block = NonLocal(CHANNELS, sub_sample="after")
+    with pytest.raises(ValueError, match=r"x has \(1, 8\) positions; a trace that pools needs"):
+        torch.jit.trace(block, torch.randn(1, CHANNELS, 1, 8))

@@ -1,5 +1,7 @@
 """The Gram form of Poly-NL as one node of the graph: its backward pass is written by hand."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -250,3 +252,30 @@ def test_what_is_no_single_map_without_gradients_takes_the_common_way() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert block._of_one(torch.randn(1, 8, 4, 4)) is None
         assert block.bfloat16()._of_one(torch.randn(1, 8, 4, 4).bfloat16()) is None
+
+
+@pytest.mark.parametrize("form", ["direct", "gram", "auto"])
+def test_batches_of_one_parameter_without_gradients(form: Any) -> None:
+    block, x = PolyNL(4, form=form, init="random").double(), randn(1, 4, 3, 3)
+    alphas = randn(3, 1)
+    with torch.no_grad():
+        found = torch.vmap(lambda alpha: functional_call(block, {"alpha": alpha}, (x,)))(alphas)
+        for alpha, z in zip(alphas, found, strict=True):
+            assert_close(z, block(x) + (alpha - block.alpha) * x)
+
+
+def test_batches_of_gradients_of_one_map() -> None:
+    block, x = PolyNL(4, form="gram", init="random").double(), randn(1, 4, 3, 3).requires_grad_()
+    cotangents = randn(3, 1, 4, 3, 3)
+    (batched,) = torch.autograd.grad(block(x), x, cotangents, is_grads_batched=True)
+    for cotangent, gradient in zip(cotangents, batched, strict=True):
+        assert_close(gradient, torch.autograd.grad(block(x), x, cotangent)[0])
+
+
+def test_scales_that_are_parametrized() -> None:
+    block, x = PolyNL(4, init="random").double(), randn(2, 4, 3, 3)
+    expected = block(x)
+    torch.nn.utils.parametrize.register_parametrization(block, "beta", torch.nn.Identity())
+    assert_close(block(x), expected)
+    with torch.no_grad():
+        assert_close(block(x[:1]), expected[:1])

@@ -277,3 +277,17 @@ def test_features_are_extracted_with_the_block_as_one_node():
     assert torch.equal(out["logits"], model(x))
     assert torch.equal(out["block"], seen[-1])
     assert set(extractor.state_dict()) == set(model.state_dict())
+
+
+def test_compiled_beside_the_same_network_without_blocks():
+    """torch.compile reuses graphs, and does not look at hooks when it decides whether one fits."""
+    x, plain = torch.randn(1, 3, 8, 8), nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU()).eval()
+    model = insert(copy.deepcopy(plain), "poly_nl", after="0", init="random")
+    try:
+        for _ in range(2):
+            for net in (plain, model):
+                assert torch.allclose(torch.compile(net, backend="eager")(x), net(x), atol=1e-6)
+    finally:
+        torch.compiler.reset()
+    assert "forward" in vars(model[0])
+    assert "forward" not in vars(remove(model)[0])

@@ -369,3 +369,31 @@ def test_channels_that_do_not_fit_are_refused_when_the_model_runs():
     model = restore(torchvision.models.resnet18(), source)
     with pytest.raises(ValueError, match="before BasicBlock was made for 64 channels, got 256"):
         model(torch.zeros(2, 3, 32, 32))
+
+
+class Mixin:
+    pass
+
+
+class Mixed(Mixin, polynl.EfficientNL):
+    def __init__(self, channels: int, **options: object) -> None:
+        super().__init__(channels, **options)
+
+
+def test_options_that_a_subclass_passes_on_are_in_the_spec() -> None:
+    model = polynl.insert(nn.Sequential(nn.Conv2d(3, 8, 1)), Mixed, after="0", heads=4)
+    (entry,) = polynl.spec(model)["blocks"]
+    assert entry["options"]["heads"] == 4
+
+
+def test_the_spec_of_a_sharded_block_is_that_of_the_block(tmp_path) -> None:
+    model = polynl.insert(nn.Sequential(nn.Conv2d(3, 8, 1)), "efficient_nl", after="0", heads=4)
+    expected = polynl.spec(model)
+    store = f"file://{tmp_path}/store"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        torch.distributed.fsdp.fully_shard(model[0].polynl_after)
+        assert polynl.spec(model) == expected
+        assert "heads=4" in repr(model)
+    finally:
+        torch.distributed.destroy_process_group()

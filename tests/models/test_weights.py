@@ -134,3 +134,18 @@ def test_files_in_which_scales_have_no_axis(tmp_path: Path) -> None:
     torch.save(older, tmp_path / "older.pth")
     load_weights(model, tmp_path / "older.pth")
     assert all(torch.equal(value, older[key].view_as(value)) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("state", [{0: torch.ones(1)}, {"weight": torch.ones(2, device="meta")}], ids=str)
+def test_keys_and_tensors_that_are_no_weights(tmp_path: Path, layer: nn.Linear, state: dict) -> None:
+    torch.save(state, tmp_path / "odd.pth")
+    with pytest.raises(ValueError, match=r"odd\.pth' must contain a state dict"):
+        load_weights(layer, tmp_path / "odd.pth")
+
+
+def test_values_that_are_not_finite_in_the_dtype_of_the_model(tmp_path: Path, layer: nn.Linear) -> None:
+    state = {key: value.double() for key, value in layer.state_dict().items()}
+    state["bias"][0] = 1e300
+    torch.save(state, tmp_path / "large.pth")
+    with pytest.raises(ValueError, match=r"large\.pth' has NaN or infinite values .* first in bias"):
+        load_weights(layer, tmp_path / "large.pth")

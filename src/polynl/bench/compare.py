@@ -66,7 +66,9 @@ def run_compare(
         )
     for what in ("environment", "settings"):
         for line in differences(getattr(old, what), getattr(new, what)):
-            console.print(f"other {what}: {line}", style="yellow", soft_wrap=True, highlight=False)
+            console.print(
+                f"other {what}: {line}", style="yellow", soft_wrap=True, highlight=False, markup=False
+            )
     found = changes(old, new)
     if not found:
         raise SettingsError("the two runs have no method timed at the same size.")
@@ -80,7 +82,7 @@ def run_compare(
     for name, these, those in (("the first", old, new), ("the second", new, old)):
         only = _timed_only_in(these, those)
         if only:
-            console.print(f"Timed in {name} run only: {only}")
+            console.print(f"Timed in {name} run only: {only}", markup=False)
     return found
 
 

@@ -87,10 +87,10 @@ def write_tables(
     for table in tables:
         console.print(as_rich(table))
     for line in (*results.notes(), *results.skipped_lines()):
-        console.print(line, style="dim", highlight=False)
+        console.print(line, style="dim", highlight=False, markup=False)
     page = path.with_suffix(".md")
     write_atomically(page, benchmark_page(results, tables))
-    console.print("Written: " + ", ".join(map(str, (path, page, *figures))), soft_wrap=True)
+    console.print("Written: " + ", ".join(map(str, (path, page, *figures))), soft_wrap=True, markup=False)
 
 
 def _at_point(

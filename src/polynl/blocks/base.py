@@ -170,6 +170,9 @@ class Block(nn.Module, ABC):
         for parameter in self._parameters.values():
             if parameter is not None:
                 return parameter.dtype
+        for layer in self.modules():
+            if isinstance(weight := getattr(layer, "weight", None), Tensor):  # in replicas no parameter
+                return weight.dtype
         return next(self.parameters()).dtype
 
     def check_input(self, x: Tensor, *, any_dtype: bool = False, empty: bool = False) -> None:
@@ -272,11 +275,14 @@ def factory_of(device: Device, dtype: torch.dtype | None) -> dict[str, Any]:
 
 def options_of(block: type[Block]) -> list[str]:
     """The names of the constructor's keyword arguments, and of those that it passes on by **kwargs."""
-    parameters = list(inspect.signature(block).parameters.values())[1:]
-    names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    if any(p.kind == p.VAR_KEYWORD for p in parameters):
-        names += [name for name in options_of(block.__mro__[1]) if name not in names]
-    return names
+    names: dict[str, None] = {}
+    for owner in block.__mro__:
+        if "__init__" in vars(owner):
+            parameters = list(inspect.signature(vars(owner)["__init__"]).parameters.values())[2:]
+            names |= {p.name: None for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+            if not any(p.kind == p.VAR_KEYWORD for p in parameters):
+                break
+    return list(names)
 
 
 def layers_of_blocks(model: nn.Module) -> set[nn.Module]:

@@ -13,7 +13,7 @@ from polynl.blocks.attention import AttentionBlock
 from polynl.blocks.base import Device, Init, factory_of
 from polynl.blocks.options import choice, flag, sizes, width
 from polynl.blocks.pointwise import Norm, PointwiseNorm, is_bare, projected
-from polynl.functional.gram import mix, mix_by_gram, outer_sum
+from polynl.functional.gram import is_tracing, mix, mix_by_gram, outer_sum
 from polynl.functional.non_local import (
     DotProductForm,
     cheaper_through_gram,
@@ -196,7 +196,13 @@ class NonLocal(AttentionBlock):
             raise ValueError(
                 f"NonLocal: x has {len(spatial)} spatial axes; pool_size={self.pool_size!r} has {len(sizes)}"
             )
-        return tuple(min(size, extent) for size, extent in zip(sizes, spatial, strict=True))
+        window = tuple(min(size, extent) for size, extent in zip(sizes, spatial, strict=True))
+        if is_tracing() and window != tuple(sizes):
+            raise ValueError(
+                f"NonLocal: x has {tuple(map(int, spatial))} positions; a trace that pools needs at least "
+                f"{tuple(sizes)}, or it would be wrong for larger maps"
+            )
+        return window
 
     def _mixing(self, gram: Float[Tensor, "b c c"]) -> Float[Tensor, "b c c"]:
         assert self.theta is not None

@@ -142,6 +142,7 @@ class PolyNL(Block):
             or not (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last))
             or torch.compiler.is_compiling()
             or is_tracing()
+            or torch._C._are_functorch_transforms_active()
             or autocast_is_on(x)
         ):
             return None
@@ -166,9 +167,9 @@ class PolyNL(Block):
         """
         layers: dict[str, Any] = self._modules
         w1, w2, w3, w_value = layers["w1"], layers["w2"], layers["w3"], layers.get("w_value")
-        if not is_bare(w1, w2, w3, w_value):
-            return None
         own: dict[str, Any] = self._parameters
+        if not is_bare(w1, w2, w3, w_value) or "alpha" not in own or "beta" not in own:
+            return None
         return (
             w1._parameters["weight"],
             w2._parameters["weight"],

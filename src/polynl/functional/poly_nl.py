@@ -72,7 +72,8 @@ def poly_nl(
             z: Tensor = _GramForm.apply(x, *weights)
             return z
         return _gram_form(x, *weights)[0]
-    if form == "direct" and not needs_grad(x, *weights) and not is_tracing():
+    in_place = not (is_tracing() or torch._C._are_functorch_transforms_active())
+    if form == "direct" and in_place and not needs_grad(x, *weights):
         return _direct_in_place(x, *weights)
     pooled = poly_nl_sum(x, w1, w2, form=form) / x.shape[-2]
     return poly_nl_attend(x, pooled, w3, alpha, beta, w_value)
@@ -243,7 +244,7 @@ def _times(left: Float[Tensor, "*b c d"], right: Float[Tensor, "*b d e"]) -> Flo
     """A product of small matrices, of which one may be the same for all samples."""
     samples = left.shape[0] if left.dim() == 3 else right.shape[0]
     if samples == 1:
-        return torch.mm(left.flatten(0, -2), right.flatten(0, -2)).unsqueeze(0)
+        return torch.mm(*(m[0] if m.dim() == 3 else m for m in (left, right))).unsqueeze(0)
     return torch.bmm(left.expand(samples, -1, -1), right.expand(samples, -1, -1))
 
 

@@ -19,10 +19,12 @@ def description_of(block: Block) -> Description:
     options = [name for name in options_of(type(block)) if name not in ("device", "dtype")]
     if unknown := [name for name in options if not hasattr(block, name)]:
         raise ValueError(f"a {type(block).__name__} does not store its option {unknown[0]!r} under that name")
-    registered = (name for name, row in BLOCKS.items() if row.block is type(block))
+    # The class that FSDP makes of a block to shard it has no name of its own.
+    kind = type(block).__mro__[2] if hasattr(type(block), "_get_fsdp_state") else type(block)
+    registered = (name for name, row in BLOCKS.items() if row.block is kind)
     name = next(registered, None)
     return _description(
-        _import_path(type(block)) if name is None else name,
+        _import_path(kind) if name is None else name,
         block.channels,
         {name: getattr(block, name) for name in options},
     )

@@ -20,6 +20,10 @@ def attach(module: nn.Module, side: str, block: nn.Module) -> None:
     # Also kept on the module because unpickling a handle reserves its id: otherwise the next hook
     # registered in the new process could get the same id and silently replace this one.
     setattr(module, f"{child}_handle", register(HOOKS[child]))
+    # torch.compile does not look at hooks when it decides whether a graph fits: it would run that of an equal
+    # module without a block. It does look at whether a module has a forward of its own.
+    if "forward" not in vars(module):
+        module.forward = module.forward
 
 
 def detach(module: nn.Module, child: str) -> None:
@@ -27,6 +31,12 @@ def detach(module: nn.Module, child: str) -> None:
     vars(module).pop(f"{child}_handle").remove()
     vars(module).pop(f"{child}_made_by", None)
     delattr(module, child)
+    if not any(is_attached(module, other) for other in HOOKS) and _has_own_forward_of_class(module):
+        del module.forward
+
+
+def _has_own_forward_of_class(module: nn.Module) -> bool:
+    return getattr(vars(module).get("forward"), "__func__", None) is type(module).forward
 
 
 def is_attached(module: nn.Module, child: str) -> bool:

@@ -67,7 +67,9 @@ def load_weights(
     if any(problems.values()):
         said = "; ".join(f"{kind}: {shortened(keys)}" for kind, keys in problems.items() if keys)
         raise MisfitError(f"{misfit}, {said}")
-    if (wrong_values := not_finite(state)) is not None:
+    # As the model will hold them: a large number may not be finite in fp32.
+    held = {key: value.to(own[key].dtype) if key in own else value for key, value in state.items()}
+    if (wrong_values := not_finite(held)) is not None:
         raise ValueError(f"{os.fspath(path)!r} {wrong_values}")
     if not any(parameter.is_meta for parameter in model.parameters()):
         model.load_state_dict(state, strict=False)
@@ -86,7 +88,13 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     except Exception as error:  # a damaged file can raise anything
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise ValueError(f"{os.fspath(path)!r} is damaged or not a file of tensors: {reason}") from error
-    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+    if not isinstance(state, Mapping) or not all(
+        isinstance(key, str)
+        and isinstance(value, Tensor)
+        and not value.is_meta
+        and value.layout == torch.strided
+        for key, value in state.items()
+    ):
         got = f"a dict of {shortened(list(state))}" if isinstance(state, Mapping) else type(state).__name__
         raise ValueError(f"{os.fspath(path)!r} must contain a state dict, tensors by name; got {got}")
     return dict(state)

@@ -125,4 +125,6 @@ def write_results(settings: ReproduceSettings, study: Study, origin: Origin, con
     console.print(as_rich(table))
     console.print(note, highlight=False)
     names = ", ".join([STUDY, "results.md", *(file.name for file in files)])
-    console.print(f"Written to {folder}: {names}, and a folder for every training.", highlight=False)
+    console.print(
+        f"Written to {folder}: {names}, and a folder for every training.", highlight=False, markup=False
+    )

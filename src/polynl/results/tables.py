@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table as RichTable
 
 from polynl.blocks.registry import NO_BLOCK
@@ -75,16 +76,20 @@ class Table:
 def as_rich(table: Table) -> RichTable:
     """For the terminal."""
     shown = RichTable(
-        title=table.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True
+        title=table.title and escape(table.title),
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
     )
     lines = table.lines()
     for number, cells in enumerate(zip(*lines, strict=True)):
         # Short cells stay on one line, so that a narrow terminal wraps the labels instead.
         short = max(map(len, cells)) <= 10
         align: Literal["left", "right"] = "left" if number == 0 else "right"
-        shown.add_column(cells[0], justify=align, no_wrap=short, overflow="fold")
+        shown.add_column(escape(cells[0]), justify=align, no_wrap=short, overflow="fold")
     for line in lines[1:]:
-        shown.add_row(*line)
+        shown.add_row(*map(escape, line))
     return shown
 
 

@@ -116,7 +116,7 @@ class Recipe(TaskConfig):
     """CPU threads per process (default: PyTorch's choice)."""
     workers: int = Field(0, ge=0, le=256, json_schema_extra=NEUTRAL)
     """Data loading workers per process; 0: load in the process itself."""
-    val_batch: int | None = Field(None, gt=0, json_schema_extra=NEUTRAL)
+    val_batch: int | None = Field(None, gt=0, le=10**6, json_schema_extra=NEUTRAL)
     """Images per evaluation batch and process (default: as in training)."""
     evaluate_every: int = Field(1, gt=0)
     """Epochs between evaluations; the last epoch is always evaluated."""

@@ -237,6 +237,14 @@ _WITH_EXPONENT = re.compile(r"^[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)[eE][-+]?
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    def flatten_mapping(self, node: Any) -> None:
+        """Refuse merge keys, which a few lines can make endless; recipes have `base`."""
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:merge":
+                raise yaml.constructor.ConstructorError(
+                    None, None, "<< cannot be used in recipes; use base", key.start_mark
+                )
+
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         """Refuse duplicate keys; PyYAML silently keeps the last."""
         seen = set()
