@@ -21,6 +21,7 @@ from polynl.commands import (
     BenchCompare,
     BenchLayers,
     BenchNets,
+    Compare,
     DataScenes,
     Evaluate,
     EvaluateFaces,
@@ -65,6 +66,7 @@ COMMANDS = Group(
         "evaluate-faces": EvaluateFaces,
         "predict": Predict,
         "explain": Explain,
+        "compare": Compare,
         "report": Report,
         "bench": Group(
             "Measure the cost of layers and networks on this machine.",
@@ -84,6 +86,7 @@ LESS_MEMORY = {
     "evaluate": "Lower val_batch or workers.",
     "predict": "Use smaller images, or the CPU with --device cpu.",
     "explain": "Use smaller images or fewer checkpoints at a time, or the CPU with --device cpu.",
+    "compare": "Lower val_batch in the recipe, or workers.",
     "report": "Pass fewer runs at a time.",
     "bench": "Lower --batch, or measure smaller sizes or fewer methods at a time.",
     "reproduce": "Lower --jobs.",

@@ -282,6 +282,28 @@ class Explain:
 
 
 @dataclass(frozen=True)
+class Compare:
+    """Compare two trained networks: is one better than the other, beyond chance?
+
+    Takes folders of polynl train, scored on the same images, or checkpoints, which are scored now on the
+    validation images of the recipe next to them.
+    """
+
+    first: Annotated[Positional[Path], arg(metavar="RUN_A")]
+    """Folder of a run, or a checkpoint."""
+    second: Annotated[Positional[Path], arg(metavar="RUN_B")]
+    """What to compare it with."""
+    out: Annotated[Path | None, FILE] = None
+    """Write the scores, their difference and the intervals to this JSON file."""
+
+    def run(self, console: Console) -> None:
+        """See :func:`polynl.compare.run.run_compare`."""
+        from polynl.compare.run import run_compare
+
+        run_compare(self.first, self.second, self.out, console)
+
+
+@dataclass(frozen=True)
 class Report:
     """Write a report of runs: one HTML page, which works offline.
 

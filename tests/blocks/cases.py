@@ -100,7 +100,7 @@ def conv(block: Any, x: Tensor, spatial: torch.Size, y: Tensor, y_spatial: torch
     ):
         window = tuple(slice(int(o), int(o) + size) for o, size in zip(offset, spatial, strict=True))
         z = z + torch.einsum("oi,i...->o...", weight[(..., *offset)], padded[(slice(None), *window)])
-    return z.flatten(1).T + (0 if block.offset is None else block.offset)
+    return z.flatten(1).T + (0 if block.offset is None else block.offset) + (x if block.residual else 0)
 
 
 def polynomial(block: Any, x: Tensor, spatial: torch.Size, y: Tensor, y_spatial: torch.Size) -> Tensor:
@@ -207,7 +207,8 @@ VARIANTS = [
     Case("latent_gnn", latent_gnn, {"latent_dims": [3, 5], "inner_channels": 3, "graph_conv": True}),
     Case("tesa", tesa, {"order": "quadratic", "normalization": "none"}, equivariant=False),
     Case("tesa", tesa, {"embedding": "none", "fusion": "concat"}, equivariant=False, axes=(2,)),
-    Case("conv", conv, {"kernel_size": 3, "bias": True}, equivariant=False, axes=(2,)),
+    Case("conv", conv, {"residual": True}),
+    Case("conv", conv, {"kernel_size": 3, "bias": True, "residual": True}, equivariant=False, axes=(2,)),
     Case("conv", conv, {"kernel_size": 3, "spatial_axes": 3}, equivariant=False, axes=(3,)),
     Case("polynomial", polynomial, {"order": 2, "rank": 11, "bias": False}),
 ]

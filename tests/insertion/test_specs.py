@@ -58,9 +58,9 @@ OPTIONS = {
         "init": "random",
     },
     "polynomial": {"order": 2, "rank": 5, "bias": False, "init": "random"},
-    "conv": {"kernel_size": 3, "bias": True, "init": "random"},
+    "conv": {"kernel_size": 3, "bias": True, "residual": True, "init": "random"},
 }
-HIDDEN = ["non_local", "efficient_nl", "tesa"]
+HIDDEN = ["non_local", "efficient_nl", "tesa", "conv"]
 TOLD = [name for name in BLOCKS if name not in HIDDEN]
 
 
@@ -240,7 +240,8 @@ def test_what_keys_do_not_show_is_asked_for_and_never_guessed(name, options):
 
 
 def test_a_block_inside_a_block_comes_back_after_it():
-    model = insert(insert(Tiny(), "poly_nl", after="stem"), "conv", after="stem.polynl_after.w1", channels=8)
+    model = insert(Tiny(), "poly_nl", after="stem")
+    insert(model, "polynomial", after="stem.polynl_after.w1", channels=8)
     inner_first = sorted(model.state_dict().items(), key=lambda item: -item[0].count("polynl_"))
     state = dict(inner_first)
     restore(Tiny(), state).load_state_dict(state)
@@ -341,7 +342,10 @@ def of_entries(*changes):
             {"x": torch.ones(1), "stem.polynl_after.weight": "x"},
             "a str as 'stem.polynl_after.weight', not a ten",
         ),
-        ({"x.polynl_after.weight": torch.ones(4, 4, 1, 1)}, "Tiny has no module 'x'"),
+        (
+            {f"x.polynl_after.{k}": v for k, v in polynl.build_block("polynomial", 4).state_dict().items()},
+            "Tiny has no module 'x'",
+        ),
     ],
 )
 def test_a_source_that_does_not_fit_leaves_the_model_alone(source, match):

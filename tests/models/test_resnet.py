@@ -192,3 +192,29 @@ def test_weights_with_a_block_do_not_fit_a_plain_network(tmp_path):
 def test_bad_arguments(arguments, error, match):
     with pytest.raises(error, match=match):
         resnet(**{"arch": "resnet18", **arguments})
+
+
+@pytest.mark.parametrize("stages", range(6))
+def test_the_last_stages_the_block_and_the_classifier_are_trained(stages: int) -> None:
+    model = resnet("resnet18", block="poly_nl", placement="res3", trainable_stages=stages, num_classes=4)
+    parts = ["stem", "layer1", "layer2", "layer3", "layer4"]
+    for name, parameter in model.named_parameters():
+        part = name.partition(".")[0]
+        part = part if part in (*parts, "fc") else "stem"
+        trained = "polynl_before" in name or part == "fc" or part in parts[5 - stages :]
+        assert parameter.requires_grad == trained, name
+
+
+def test_norms_of_untrained_stages_keep_their_statistics() -> None:
+    model = resnet("resnet18", trainable_stages=1, num_classes=4).train()
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    model(torch.randn(2, 3, 64, 64))
+    changed = {
+        name.partition(".")[0] for name, value in model.named_buffers() if not value.equal(before[name])
+    }
+    assert changed == {"layer4"}
+
+
+def test_more_stages_than_there_are_cannot_be_trained() -> None:
+    with pytest.raises(ValueError, match="trainable_stages=5: expected a number from 0 to 4"):
+        resnet("small_resnet", trainable_stages=5)

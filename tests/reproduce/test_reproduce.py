@@ -13,6 +13,7 @@ from typing import NoReturn
 import matplotlib.image
 import numpy as np
 import pytest
+import torch
 from fork_server import fork_server
 from PIL import Image
 from rich.console import Console
@@ -22,11 +23,12 @@ from polynl.errors import RunStoppedError
 from polynl.report.load import load_runs
 from polynl.reproduce import timing
 from polynl.reproduce.run import plan_trainings
-from polynl.reproduce.settings import CHOICES, ReproduceSettings
+from polynl.reproduce.settings import VARIANTS, ReproduceSettings
 from polynl.reproduce.timing import METHODS, layer_settings, measure_layers
 from polynl.results.benchmark import Results
 from polynl.results.study import Training
 from polynl.tasks.registry import task_class
+from polynl.train.recipe_file import load_recipe
 
 TINY = [
     *(
@@ -109,7 +111,7 @@ def test_everything_is_trained_once_and_written(tmp_path: Path, capsys: pytest.C
         capsys, *TINY, "--blocks", "poly_nl", "--out", out, "--resume", "--optimizer.lr", "0.5"
     )
     assert code == 2
-    assert "optimizer.lr: 0.008 → 0.5" in err
+    assert "optimizer.lr: 0.004 → 0.5" in err
     assert weights.stat().st_mtime_ns == written
 
 
@@ -258,10 +260,38 @@ def test_one_training_for_every_block_and_seed() -> None:
 
 
 def test_the_blocks_are_those_that_the_paper_trains_on_imagenet() -> None:
-    assert CHOICES == ("none", "non_local", "tesa", "latent_gnn", "efficient_nl", "poly_nl")
+    *blocks, reduced, conv = VARIANTS
+    assert blocks == ["none", "non_local", "tesa", "latent_gnn", "efficient_nl", "poly_nl"]
     paper = task_class("classification").paper
     assert paper is not None
-    assert tuple(paper.rows) == CHOICES
+    assert list(paper.rows) == blocks
+    assert (reduced, conv) == ("poly_nl_reduced", "conv")
+
+
+def test_controls_have_options_of_their_own_and_no_row_of_the_paper() -> None:
+    settings = ReproduceSettings(blocks=("poly_nl", "poly_nl_reduced", "conv"))
+    trainings = plan_trainings(settings, [], threads=1)
+    rows = {t.folder.name: t.row for t in trainings}
+    assert rows == {
+        "none-seed0": "none",
+        "poly_nl-seed0": "poly_nl",
+        "poly_nl_reduced-seed0": "poly_nl(reduction=4)",
+        "conv-seed0": "conv(residual=True)",
+    }
+    assert [t.recipe["model"]["options"] for t in trainings] == [{}, {}, {"reduction": 4}, {"residual": True}]
+
+
+@pytest.mark.parametrize("recipe", ["scenes", "scenes_instances", "scenes_faces"])
+def test_variants_with_one_seed_start_from_the_same_host_weights(recipe: str) -> None:
+    found = []
+    for block in ("none", "poly_nl", "tesa"):
+        task = load_recipe(recipe, ["--model.block", block]).build_task()
+        torch.manual_seed(3)
+        state = task.model().state_dict()
+        found.append({name: value for name, value in state.items() if "polynl_" not in name})
+    for other in found[1:]:
+        assert other.keys() == found[0].keys()
+        assert all(value.equal(found[0][name]) for name, value in other.items())
 
 
 def test_layers_are_timed_anew_where_times_would_not_belong_together(tmp_path: Path) -> None:

@@ -52,6 +52,23 @@ def test_what_is_frozen_is_left_out(model: nn.Module) -> None:
     assert dict(model.named_parameters()).keys() - found.keys() == {"fc.weight", "fc.bias"}
 
 
+def test_blocks_have_a_learning_rate_of_their_own(model: nn.Module) -> None:
+    groups = build_optimizer(model, OptimizerConfig(block_lr_scale=5)).param_groups
+    scale = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        assert scale[id(parameter)] == (5 if "polynl_before" in name else 1), name
+
+
+def test_a_step_moves_a_block_by_its_own_rate(tmp_path: Path) -> None:
+    moved = {}
+    for scale in ("1", "4"):
+        keys = ("--epochs", "1", "--optimizer.name", "sgd", "--optimizer.momentum", "0")
+        train(tiny(*keys, "--optimizer.block-lr-scale", scale, "--batch", "16"), tmp_path / scale, SILENT)
+        moved[scale] = load_checkpoint(tmp_path / scale / "last.pt")["model"]["layer3.0.polynl_before.beta"]
+    assert moved["1"].abs() > 0
+    torch.testing.assert_close(moved["4"], 4 * moved["1"], rtol=1e-4, atol=0.0)
+
+
 GRADIENTS = [torch.tensor([[0.3, -0.2], [0.1, 0.7]]), torch.tensor([[-0.6, 0.4], [0.2, 0.1]])]
 
 

@@ -15,10 +15,12 @@ from polynl.functional.summary import Summary
 class ConvBaseline(LocalBlock):
     """Z = X * W, a C→C convolution with a kernel of 1 or 3 along each axis, padded to keep the size.
 
+    With `residual`, Z = X + X * W: the control of a comparison of blocks, which are residual too.
     A kernel of 3 works for maps with `spatial_axes` axes only; a kernel of 1 works for any.
 
-    Identity: W is the unit impulse; all of it receives gradient at once. A linear layer does not need fp32
-    under autocast and computes in autocast's dtype; there, the identity is the input rounded to that dtype.
+    Identity: W is the unit impulse, or zero if `residual`; all of it receives gradient at once. A linear
+    layer does not need fp32 under autocast and computes in autocast's dtype; there, the identity is the input
+    rounded to that dtype.
     """
 
     leaves_autocast = False
@@ -29,6 +31,7 @@ class ConvBaseline(LocalBlock):
         *,
         kernel_size: Literal[1, 3] = 1,
         bias: bool = False,
+        residual: bool = False,
         spatial_axes: int = 2,
         init: Init = "identity",
         device: Device = None,
@@ -37,6 +40,7 @@ class ConvBaseline(LocalBlock):
         super().__init__(channels, init)
         self.kernel_size = choice("kernel_size", kernel_size, (1, 3))
         self.bias = flag("bias", bias)
+        self.residual = flag("residual", residual)
         self.spatial_axes = choice("spatial_axes", spatial_axes, (1, 2, 3))
         factory, kernel = factory_of(device, dtype), (kernel_size,) * spatial_axes
         self.weight = nn.Parameter(torch.empty(channels, channels, *kernel, **factory))
@@ -44,8 +48,10 @@ class ConvBaseline(LocalBlock):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The unit impulse, or variance-preserving weights; a zero bias."""
-        if self.init == "identity":
+        """The identity's weights, or variance-preserving ones; a zero bias."""
+        if self.init == "identity" and self.residual:
+            nn.init.zeros_(self.weight)
+        elif self.init == "identity":
             nn.init.dirac_(self.weight)
         else:
             nn.init.normal_(self.weight, std=self.weight[0].numel() ** -0.5)
@@ -66,8 +72,9 @@ class ConvBaseline(LocalBlock):
                 f"ConvBaseline: x has {axes} spatial axes; this block was built for "
                 f"spatial_axes={self.spatial_axes}: construct it with spatial_axes={axes}"
             )
-        x = x if self.kernel_size == 1 else without(x, weights)
+        seen = x if self.kernel_size == 1 else without(x, weights)
         weight = self.weight.reshape(self.channels, self.channels, *(self.kernel_size,) * axes)
         convolution = (F.conv1d, F.conv2d, F.conv3d)[axes - 1]
-        y = convolution(x.mT.unflatten(-1, spatial), weight, self.offset, padding=self.kernel_size // 2)
-        return y.flatten(2).mT
+        y = convolution(seen.mT.unflatten(-1, spatial), weight, self.offset, padding=self.kernel_size // 2)
+        y = y.flatten(2).mT
+        return x + y if self.residual else y

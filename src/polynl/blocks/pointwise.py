@@ -23,22 +23,22 @@ def is_bare(*layers: nn.Module | None) -> bool:
     A layer that is replaced (LoRA), hooked (offloading, counters), sharded, parametrized or quantized has to
     be called: it loads, counts or changes something on the way.
     """
-    # A loop and the quick answers first: small maps take little longer than this does.
+    # Small maps take little longer than this does: no attribute is looked up twice, and the loop comes first.
     for layer in layers:
-        if layer is None:
-            continue
-        if (
-            type(layer) not in (nn.Linear, PointwiseNorm)
-            or layer._forward_pre_hooks
-            or layer._forward_hooks
-            or layer._backward_pre_hooks
-            or layer._backward_hooks
-            or "forward" in layer.__dict__
-        ):
-            return False
-        weight = layer._parameters.get("weight")
-        if type(weight) is not nn.Parameter and (weight is None or is_traceable_wrapper_subclass(weight)):
-            return False
+        if layer is not None:
+            own = layer.__dict__
+            if (
+                type(layer) not in PLAIN_LAYERS
+                or own["_forward_hooks"]
+                or own["_forward_pre_hooks"]
+                or own["_backward_hooks"]
+                or own["_backward_pre_hooks"]
+                or "forward" in own
+            ):
+                return False
+            weight = own["_parameters"].get("weight")
+            if type(weight) is not nn.Parameter and (weight is None or is_traceable_wrapper_subclass(weight)):
+                return False
     return True
 
 
@@ -142,3 +142,6 @@ def _masked_layer_norm(
     mean = (weights * kept).sum(dim=1).mean(dim=-1)[:, None, None]
     variance = (weights * (kept - mean).square()).sum(dim=1).mean(dim=-1)[:, None, None]
     return (x - mean) / (variance + eps).sqrt()
+
+
+PLAIN_LAYERS = frozenset((nn.Linear, PointwiseNorm))

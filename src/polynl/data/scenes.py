@@ -223,6 +223,10 @@ class Scenes(Dataset[tuple[Tensor, int]]):
         chunk, place = divmod(range(len(self))[index], CHUNK)
         return self.chunks[chunk].instances(place, self.size)
 
+    def name(self, index: int) -> str:
+        """The scene's number, with as many digits as all have."""
+        return f"scene {index:07}"
+
     def __len__(self) -> int:
         return len(self.labels)
 

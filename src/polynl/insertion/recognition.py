@@ -148,5 +148,5 @@ RULES = {
     "latent_gnn": Rule(_latent_gnn),
     "tesa": Rule(_tesa, ("normalization",)),
     "polynomial": Rule(_polynomial),
-    "conv": Rule(_conv),
+    "conv": Rule(_conv, ("residual",)),
 }

@@ -14,7 +14,7 @@ from torchvision.models.resnet import Bottleneck
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock
 
 from polynl.config import Side, Width, check_arguments
-from polynl.models.resnet import ResNetConfig, freeze_norms
+from polynl.models.resnet import ResNetConfig, freeze_norms, freeze_stages, stages_of
 from polynl.models.weights import load_weights
 
 Detector = TypeVar("Detector", bound=nn.Module)
@@ -33,7 +33,8 @@ class DetectorConfig(ResNetConfig):
     backbone_weights: Path | None = None
     """File of weights for the ResNet alone, such as those of ImageNet; the classifier is not loaded."""
     trainable_stages: int | None = Field(None, ge=0)
-    """Number of stages trained, counted from the end (default: three with weights, else all)."""
+    """Number of stages trained, counted from the end, the stem being the first (default: three with weights,
+    else all)."""
     norm: Literal["frozen", "batch", "sync"] = "frozen"
     """Norms of the ResNet: frozen, or batch statistics of each process, or of all processes (GPU only)."""
     norm_eps: float | None = Field(None, ge=0)
@@ -61,8 +62,9 @@ class DetectorConfig(ResNetConfig):
         coarser than the ResNet's are made by convolutions.
         """
         body = self.network(num_classes=1)
-        stages = [name for name, _ in body.named_children() if name.startswith("layer")]
-        self._freeze(body, stages)
+        stages = stages_of(body)
+        pretrained = not (self.weights is self.backbone_weights is None)
+        freeze_stages(body, 3 if self.trainable_stages is None and pretrained else self.trainable_stages)
         if self.norm == "frozen":
             freeze_norms(body, eps=self.norm_eps)
         elif self.norm_eps is not None:
@@ -84,17 +86,6 @@ class DetectorConfig(ResNetConfig):
             out_channels=self.fpn_channels,
             extra_blocks=further,
         )
-
-    def _freeze(self, body: nn.Module, stages: list[str]) -> None:
-        parts, trainable = ["stem", *stages], self.trainable_stages
-        if trainable is None:
-            trainable = len(parts) if self.weights is self.backbone_weights is None else 3
-        if trainable > len(parts):
-            raise ValueError(f"trainable_stages={trainable!r}: expected a number from 0 to {len(parts)}")
-        learning = parts[len(parts) - trainable :]
-        for name, parameter in body.named_parameters():
-            part = name.partition(".")[0]
-            parameter.requires_grad_((part if part in stages else "stem") in learning)
 
     def complete(self, model: Detector) -> Detector:
         """Insert the block, synchronise norms, load the weights of the ResNet, then those of the detector."""

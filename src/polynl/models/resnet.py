@@ -133,8 +133,10 @@ class ResNetConfig(Config):
 
 
 class ClassifierConfig(ResNetConfig):
-    """The network."""
+    """The network; its classifier is always trained, and so is a block, wherever it is."""
 
+    trainable_stages: int | None = Field(None, ge=0)
+    """Number of stages trained, counted from the end, the stem being the first (default: all)."""
     zero_init_residual: bool = False
     """Start the last norm of every residual block at zero."""
     norm: Literal["batch", "sync", "frozen"] = "batch"
@@ -157,14 +159,15 @@ class ClassifierConfig(ResNetConfig):
 
     def _without_weights(self, num_classes: int) -> nn.Module:
         model = self.network(num_classes, zero_init_residual=self.zero_init_residual)
+        freeze_stages(model, self.trainable_stages)
         self.insert_into(model)
         return model
 
     def _with_norms(self, model: nn.Module) -> nn.Module:
         blocks = set(inserted(model))
-        if self.norm == "frozen":
-            freeze_norms(model)
-        elif self.norm == "sync":
+        # Norms of stages that are not trained do not collect batch statistics either.
+        freeze_norms(model, only_untrained=self.norm != "frozen")
+        if self.norm == "sync":
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         if lost := blocks - set(inserted(model)):
             raise SettingsError(
@@ -265,6 +268,25 @@ def move_strides(model: nn.Module, arch: str) -> None:
         if not isinstance(first, Bottleneck):
             raise ValueError(f"stride_in_1x1 needs bottleneck blocks, and {arch} has none in {stage}")
         first.conv1.stride, first.conv2.stride = first.conv2.stride, first.conv1.stride
+
+
+def stages_of(network: nn.Module) -> list[str]:
+    """The names of a ResNet's stages."""
+    return [name for name, _ in network.named_children() if name.startswith("layer")]
+
+
+def freeze_stages(network: nn.Module, trainable: int | None) -> None:
+    """Train only so many of a ResNet's parts, counted from the end: its stem, then its stages."""
+    stages = stages_of(network)
+    parts = ["stem", *stages]
+    if trainable is None:
+        return
+    if trainable > len(parts):
+        raise ValueError(f"trainable_stages={trainable!r}: expected a number from 0 to {len(parts)}")
+    learning = {"fc", *parts[len(parts) - trainable :]}
+    for name, parameter in network.named_parameters():
+        part = name.partition(".")[0]
+        parameter.requires_grad_((part if part in (*stages, "fc") else "stem") in learning)
 
 
 def freeze_norms(model: nn.Module, *, eps: float | None = None, only_untrained: bool = False) -> None:

@@ -17,7 +17,7 @@ from polynl.report.images import colour_bar
 from polynl.report.load import LoadedRuns
 from polynl.report.pictures import Pictures
 from polynl.results.benchmark import STEPS, Axis, Results
-from polynl.results.charts import accuracy_and_cost, efficiency, training_curves
+from polynl.results.charts import accuracy_and_cost, block_charts, efficiency, training_curves
 from polynl.results.formats import plural
 from polynl.results.study import Study
 from polynl.results.tables import (
@@ -28,6 +28,7 @@ from polynl.results.tables import (
     network_table,
     ratio_table,
 )
+from polynl.results.verdicts import evidence_tables, verdicts
 from polynl.train.recipe_file import write_yaml
 
 HERE = Path(__file__).parent
@@ -36,6 +37,7 @@ TEMPLATE, STYLE, SCRIPT = "template.html.j2", "report.css", "report.js"
 SECTIONS = {
     "accuracy": "Accuracy",
     "curves": "Training curves",
+    "blocks": "What the blocks do",
     "efficiency": "Efficiency",
     "networks": "Whole networks",
     "grad-cam": "Grad-CAM",
@@ -49,7 +51,10 @@ def render_page(runs: LoadedRuns, pictures: Sequence[Pictures], title: str, comm
     """The HTML."""
     content: dict[str, Any] = {
         "papers": any(study.task_class.paper for study in runs.studies),
-        "accuracy": [(study, accuracy_table(study)) for study in runs.studies],
+        "accuracy": [
+            (study, accuracy_table(study), evidence_tables(study), verdicts(study)) for study in runs.studies
+        ],
+        "blocks": [figure for study in runs.studies if (figure := block_charts(study))],
         "curves": [training_curves(study) for study in runs.studies],
         "costs": [figure for study in runs.studies if (figure := accuracy_and_cost(study))],
         "layers": [_layer_section(name, r) for name, r in _of_kind(runs.benchmarks, "layers")],
@@ -64,6 +69,7 @@ def render_page(runs: LoadedRuns, pictures: Sequence[Pictures], title: str, comm
     filled: dict[str, Any] = {
         "accuracy": runs.studies,
         "curves": runs.studies,
+        "blocks": content["blocks"],
         "efficiency": content["layers"] or content["costs"],
         "networks": content["networks"],
         "grad-cam": pictures,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -17,12 +18,13 @@ from polynl.errors import existing_run_error
 from polynl.files import write_atomically
 from polynl.report.load import BENCHMARKS, LAYERS, STUDY, LoadedRuns
 from polynl.report.run import REPORT, write_report
-from polynl.reproduce.settings import QUICK, QUICK_SCENES, ReproduceSettings
+from polynl.reproduce.settings import QUICK, QUICK_SCENES, VARIANTS, ReproduceSettings
 from polynl.reproduce.timing import measure_costs, measure_layers
 from polynl.reproduce.trainings import recipe_in, train_all
 from polynl.results.charts import accuracy_and_cost, training_curves
 from polynl.results.study import Costs, Origin, Study, Training, study_title, variant_of
 from polynl.results.tables import accuracy_table, as_markdown, as_rich
+from polynl.results.verdicts import evidence_tables, verdicts
 from polynl.train.processes import to_device
 from polynl.train.recipe_file import load_recipe
 from polynl.train.run_folder import RECIPE, RunFolder
@@ -75,9 +77,11 @@ def plan_trainings(settings: ReproduceSettings, keys: Sequence[str], *, threads:
         words += QUICK_SCENES if drawn else QUICK
     trainings = []
     for seed in dict.fromkeys(settings.seeds):
-        for block in settings.selected():
-            recipe = load_recipe(name, ["--model.block", block, *words, "--seed", str(seed), *keys])
-            folder = settings.out / f"{block}-seed{seed}"
+        for variant in settings.selected():
+            block, options = VARIANTS[variant]
+            chosen = ["--model.block", block, "--model.options", json.dumps(options)]
+            recipe = load_recipe(name, [*chosen, *words, "--seed", str(seed), *keys])
+            folder = settings.out / f"{variant}-seed{seed}"
             trainings.append(Training(folder, recipe.model_dump(mode="json"), seed))
     return trainings
 
@@ -113,7 +117,9 @@ def write_results(settings: ReproduceSettings, study: Study, origin: Origin, con
     headings = "/".join(study.task_class.scores[score] for score in paper.scores) if paper else ""
     compared = f"Paper: {headings} of {paper.setting}, another task than this one." if paper else ""
     note = " ".join(part for part in (NOTE, compared, study.note) if part)
+    evidence, said = evidence_tables(study), verdicts(study)
     parts = [f"# {title}", str(origin), as_markdown(table), note]
+    parts += [part for one in evidence for part in (f"**{one.title}**", as_markdown(one))] + said
     write_atomically(folder / "results.md", "\n\n".join(parts) + "\n")
     figures = {"curves": training_curves(study), "accuracy_and_cost": accuracy_and_cost(study)}
     files = [
@@ -124,6 +130,10 @@ def write_results(settings: ReproduceSettings, study: Study, origin: Origin, con
     ]
     console.print(as_rich(table))
     console.print(note, highlight=False)
+    for part in evidence:
+        console.print(as_rich(part))
+    for line in said:
+        console.print(line, highlight=False, markup=False)
     names = ", ".join([STUDY, "results.md", *(file.name for file in files)])
     console.print(
         f"Written to {folder}: {names}, and a folder for every training.", highlight=False, markup=False

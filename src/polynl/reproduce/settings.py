@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from polynl.blocks.registry import BLOCKS, NO_BLOCK
 from polynl.errors import SettingsError, check_choices, check_resume_or_overwrite
 
-# The network without a block comes first.
-CHOICES = (NO_BLOCK, *(name for name, entry in BLOCKS.items() if entry.in_paper))
+# What is compared: a name for the command line, the block and its options. The network without a block comes
+# first; the last two are controls, which tell what a block does from what more parameters do.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    NO_BLOCK: (NO_BLOCK, {}),
+    **{name: (name, {}) for name, entry in BLOCKS.items() if entry.in_paper},
+    "poly_nl_reduced": ("poly_nl", {"reduction": 4}),
+    "conv": ("conv", {"residual": True}),
+}
 # Enough to see that everything works, too little to learn anything; scenes can be few as well.
 QUICK, QUICK_SCENES = ("--epochs", "1"), ("--epochs", "2", "--data.images", "640", "--data.val_images", "250")
 
@@ -31,8 +38,9 @@ class ReproduceSettings:
     """Recipe file or name, of any task (default: scenes, or folder with --data)."""
     quick: bool = False
     """Check in a minute that everything works; this is too short to learn, so the scores mean nothing."""
-    blocks: tuple[str, ...] = CHOICES
-    """Blocks to train; the network without a block is always included for comparison."""
+    blocks: tuple[str, ...] = tuple(VARIANTS)
+    """Blocks to train; the network without a block is always included for comparison. Two are controls:
+    poly_nl_reduced, with a fourth of the width, and conv, a 1×1 convolution with a residual."""
     seeds: tuple[int, ...] = (0,)
     """Random seeds; with several, tables show the mean and the standard deviation."""
     jobs: int | None = None
@@ -45,7 +53,7 @@ class ReproduceSettings:
     """Replace the results in --out."""
 
     def __post_init__(self) -> None:
-        check_choices(self.blocks, CHOICES, "block")
+        check_choices(self.blocks, list(VARIANTS), "block")
         if not self.seeds or min(self.seeds) < 0:
             raise SettingsError(f"--seeds {' '.join(map(str, self.seeds))}: expected numbers of at least 0.")
         if self.jobs is not None and self.jobs < 1:
@@ -54,4 +62,4 @@ class ReproduceSettings:
 
     def selected(self) -> list[str]:
         """The blocks to train, the network without a block first."""
-        return [name for name in CHOICES if name == NO_BLOCK or name in self.blocks]
+        return [name for name in VARIANTS if name == NO_BLOCK or name in self.blocks]

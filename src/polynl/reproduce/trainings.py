@@ -16,9 +16,11 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from polynl.errors import RunStoppedError
 from polynl.results.study import Training
+from polynl.tasks.outcomes import OUTCOMES
 from polynl.tasks.registry import task_class
 from polynl.train.config import Recipe
 from polynl.train.loop import train
+from polynl.train.outcomes import find_outcomes
 from polynl.train.progress import Display
 from polynl.train.recipe_file import parse_recipe
 from polynl.train.run_folder import METRICS
@@ -82,7 +84,16 @@ def train_all(trainings: Sequence[Training], jobs: int, console: Console) -> lis
                 process.terminate()
             for process in running.values():
                 process.join()
+    for training in trainings:
+        _add_outcomes(training, console)
     return [with_rows(training) for training in trainings]
+
+
+def _add_outcomes(training: Training, console: Console) -> None:
+    """Score a training of an older version, which has not saved its outcomes."""
+    if not (training.folder / OUTCOMES).is_file():
+        scored = find_outcomes(training.folder, console)
+        scored.outcomes.save(training.folder / OUTCOMES)
 
 
 def _process_context() -> Any:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from polynl.blocks.registry import BLOCKS, GREY, NO_BLOCK, NO_BLOCK_STYLE, Line, Style
 from polynl.results.benchmark import AXIS_TITLES, MEMORY, STEP_TITLES, TIME, Axis, Quantity, Results, Step
+from polynl.results.block_figures import FIGURES, block_columns
 from polynl.results.study import Study, Variant
 
 STYLES = {NO_BLOCK: NO_BLOCK_STYLE} | {name: entry.style for name, entry in BLOCKS.items()}
@@ -83,8 +84,40 @@ def training_curves(study: Study) -> Figure:
     return Figure(study.title, charts, [series for _, series in _series(study)])
 
 
+def block_charts(study: Study) -> Figure | None:
+    """What each block does, against epochs: the share of its branch, α and β; the mean and range of seeds."""
+    charts = []
+    rows = [row for variant in study.variants for training in variant.trainings for row in training.rows]
+    for figure, (heading, axis) in FIGURES.items():
+        columns = block_columns(rows, figure)
+        for block, column in columns.items():
+            curves = [
+                curve for v, series in _series(study) if (curve := _over_epochs(v, series, column, figure))
+            ]
+            title = heading if len(columns) == 1 else f"{heading}, at {block}"
+            if curves:
+                log = (False, figure == "share")
+                charts.append(Chart(title, "epoch", axis, curves, log=log))
+    drawn = {curve.series.label for chart in charts for curve in chart.curves}
+    legend = [series for _, series in _series(study) if series.label in drawn]
+    return Figure(study.title, charts, legend) if charts else None
+
+
+def _over_epochs(variant: Variant, series: Series, column: str, figure: str) -> Curve | None:
+    """A figure's mean over seeds, and its range; a logarithmic axis has no place for a share of zero."""
+    found = [
+        (epoch, values) for epoch, values in variant.history(column) if figure != "share" or min(values) > 0
+    ]
+    points = [(float(epoch), statistics.mean(values)) for epoch, values in found]
+    ends = [(min(values), max(values)) for _, values in found]
+    return Curve(series, points, ends) if points else None
+
+
 def accuracy_and_cost(study: Study) -> Figure | None:
-    """The best score against the time of both steps: a point per variant, with the range of its seeds."""
+    """The best score against the time of both steps: a point per variant, with its 95 % interval.
+
+    Without the outcomes of images, the range over seeds.
+    """
     score = study.task_class.best_by
     heading, plain = study.scores().get(score), study.plain()
     if heading is None or plain is None or plain.costs is None:
@@ -97,6 +130,9 @@ def accuracy_and_cost(study: Study) -> Figure | None:
             if values and variant.costs is not None:
                 x = getattr(variant.costs, cost) / getattr(plain.costs, cost)
                 point, ends = (x, statistics.mean(values)), (min(values), max(values))
+                if study.evidence is not None and study.evidence.seeds(variant.label):
+                    interval = study.evidence.interval(variant.label, score)
+                    ends = (interval.low, interval.high)
                 curves.append(Curve(series, [point], [ends], bars=True, joined=False))
         x_label = f"time of a {step} ÷ without a block"
         charts.append(Chart(f"{heading} against the {step}", x_label, f"{heading}, %", curves))

@@ -5,10 +5,28 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 NOT_MEASURED = "–"
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def beyond_chance(self) -> bool:
+        """Whether a difference is not zero, as far as the interval tells."""
+        return self.low > 0 or self.high < 0
+
+    def __str__(self) -> str:
+        return f"{self.value:.1f} ({self.low:.1f} to {self.high:.1f})"
 
 
 def plural(count: int, noun: str) -> str:
@@ -73,6 +91,20 @@ def mean_and_spread(values: Sequence[float]) -> str:
         return NOT_MEASURED
     mean = f"{statistics.mean(values):.1f}"
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.1f}"
+
+
+def signed(difference: Interval | None) -> str:
+    """A difference and its interval.
+
+    >>> signed(Interval(2.13, 0.6, 3.5)), signed(Interval(-0.4, -2.0, 1.23)), signed(None)
+    ('+2.1 (+0.6 to +3.5)', '−0.4 (−2.0 to +1.2)', '–')
+    """
+    if difference is None:
+        return NOT_MEASURED
+    value, low, high = (
+        f"{part:+.1f}".replace("-", "−") for part in (difference.value, difference.low, difference.high)
+    )
+    return f"{value} ({low} to {high})"
 
 
 def number(value: float) -> str:

@@ -9,14 +9,17 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from polynl.blocks.registry import BLOCKS, NO_BLOCK, NO_BLOCK_LABEL
 from polynl.errors import SettingsError
 from polynl.files import read_json, write_atomically
-from polynl.results.formats import plural
+from polynl.results.evidence import Evidence, comparable
+from polynl.results.formats import Interval, plural
 from polynl.tasks.base import Task
+from polynl.tasks.outcomes import OUTCOMES, Outcomes
 from polynl.tasks.registry import task_class
 
 LABELS = {NO_BLOCK: NO_BLOCK_LABEL} | {name: entry.label for name, entry in BLOCKS.items()}
@@ -25,15 +28,21 @@ PLACEMENT = "res4"
 QUICK_NOTE = "Made with --quick: the networks had no time to learn, so these scores mean nothing."
 
 
-def row_name(block: str, placement: str | list[str]) -> str:
-    """The name of a variant's row in the paper's tables.
+def row_name(block: str, placement: str | list[str], options: Mapping[str, Any] | None = None) -> str:
+    """The name of a variant's row; one without options at res4 is named as in the paper's tables.
 
     >>> row_name("poly_nl", "res4"), row_name("poly_nl", "res3"), row_name("none", "res3")
     ('poly_nl', 'poly_nl@res3', 'none')
+    >>> row_name("poly_nl", "res4", {"reduction": 4})
+    'poly_nl(reduction=4)'
     """
-    if block == NO_BLOCK or placement == PLACEMENT:
+    if block == NO_BLOCK:
         return block
-    return f"{block}@{placement if isinstance(placement, str) else '+'.join(placement)}"
+    given = ", ".join(f"{name}={value}" for name, value in (options or {}).items())
+    name = f"{block}({given})" if given else block
+    if placement == PLACEMENT:
+        return name
+    return f"{name}@{placement if isinstance(placement, str) else '+'.join(placement)}"
 
 
 def row_label(row: str) -> str:
@@ -41,9 +50,13 @@ def row_label(row: str) -> str:
 
     >>> row_label("poly_nl"), row_label("poly_nl@res3"), row_label("none")
     ('Poly-NL', 'Poly-NL at res3', 'no block')
+    >>> row_label("poly_nl(reduction=4)@res3")
+    'Poly-NL (reduction=4) at res3'
     """
-    block, _, placement = row.partition("@")
+    block, _, placement = row.rpartition("@") if "@" in row else (row, "", "")
+    block, _, options = block.partition("(")
     label = LABELS.get(block, block)
+    label = f"{label} ({options}" if options else label
     return f"{label} at {placement}" if placement else label
 
 
@@ -90,7 +103,7 @@ class Training:
     def row(self) -> str:
         """The name of its row in the paper's tables."""
         model = self.recipe["model"]
-        return row_name(model["block"] or NO_BLOCK, model["placement"])
+        return row_name(model["block"] or NO_BLOCK, model["placement"], model["options"])
 
     @property
     def finished(self) -> bool:
@@ -139,7 +152,7 @@ class Variant:
     @property
     def block(self) -> str:
         """The block's name; "none" without a block."""
-        return self.row.partition("@")[0]
+        return self.recipe["model"]["block"] or NO_BLOCK
 
     @property
     def recipe(self) -> Mapping[str, Any]:
@@ -157,6 +170,11 @@ class Variant:
             for epoch, value in training.history(score):
                 found.setdefault(epoch, []).append(value)
         return sorted(found.items())
+
+    def outcomes(self) -> dict[int, Outcomes]:
+        """The outcomes on every image, by seed, of the trainings that have saved them."""
+        files = {training.seed: training.folder / OUTCOMES for training in self.trainings}
+        return {seed: Outcomes.load(file) for seed, file in files.items() if file.is_file()}
 
     @property
     def seconds(self) -> float:
@@ -199,6 +217,25 @@ class Study:
         """The network without a block, which the others are compared with."""
         return next((variant for variant in self.variants if variant.row == NO_BLOCK), None)
 
+    @cached_property
+    def evidence(self) -> Evidence | None:
+        """How sure the scores are, by the variants' labels; None if the trainings have saved no outcomes.
+
+        Also None if they were scored on different images.
+        """
+        found = {v.label: v.outcomes() for v in self.variants}
+        every = [(label, one) for label, seeds in found.items() for one in seeds.values()]
+        if not every or comparable(every):
+            return None
+        return Evidence(self.task_class, {label: seeds for label, seeds in found.items() if seeds})
+
+    def difference(self, variant: Variant, base: Variant, score: str) -> Interval | None:
+        """A paired difference; None without the outcomes of both, or without a seed that both have."""
+        evidence = self.evidence
+        if evidence is None or variant is base or not evidence.common_seeds(variant.label, base.label):
+            return None
+        return evidence.difference(variant.label, base.label, score) if score in evidence.scores() else None
+
     def save(self, path: Path, origin: Origin) -> None:
         """Write what `polynl reproduce` found, for `load_study`."""
         content = {
@@ -215,13 +252,29 @@ class Study:
         paper = self.task_class.paper
         return {
             "block": variant.block,
+            "options": variant.recipe["model"]["options"],
             "label": variant.label,
             **{score: variant.last(score) for score in self.scores() if variant.last(score)},
+            "intervals": self._intervals(variant),
             "minutes": variant.seconds / 60,
             **asdict(variant.costs),
             "paper": {} if paper is None else paper.figures(variant.row),
+            "folders": {str(training.seed): training.folder.name for training in variant.trainings},
             "epochs": {str(training.seed): list(training.rows) for training in variant.trainings},
         }
+
+    def _intervals(self, variant: Variant) -> dict[str, Any]:
+        """For every score its interval, and that of its difference to the network without a block."""
+        evidence, plain = self.evidence, self.plain()
+        if evidence is None or not evidence.seeds(variant.label):
+            return {}
+        found = {}
+        for score in evidence.scores():
+            found[score] = {"mean": asdict(evidence.interval(variant.label, score))}
+            gain = None if plain is None else self.difference(variant, plain, score)
+            if gain is not None:
+                found[score]["gain"] = asdict(gain)
+        return found
 
 
 @contextmanager
@@ -249,10 +302,12 @@ def load_study(path: Path) -> tuple[Study, Origin]:
 
 def _load_variant(folder: Path, outcome: Mapping[str, Any], recipe: Mapping[str, Any]) -> Variant:
     block = outcome["block"]
+    model = {**recipe["model"], "block": block, "options": dict(outcome.get("options", {}))}
+    folders = outcome.get("folders", {})
     trainings = [
         Training(
-            folder / f"{block}-seed{seed}",
-            {**recipe, "model": {**recipe["model"], "block": block}, "seed": int(seed)},
+            folder / Path(folders.get(seed, f"{block}-seed{seed}")).name,
+            {**recipe, "model": model, "seed": int(seed)},
             int(seed),
             epoch_rows(rows),
         )

@@ -27,8 +27,8 @@ from polynl.results.benchmark import (
     Results,
     Step,
 )
-from polynl.results.formats import NOT_MEASURED, duration, if_measured, mean_and_spread, plural, ratio
-from polynl.results.study import Origin, Study, row_label
+from polynl.results.formats import NOT_MEASURED, duration, if_measured, mean_and_spread, plural, ratio, signed
+from polynl.results.study import Origin, Study, Variant, row_label
 from polynl.tasks.base import Task
 
 
@@ -85,7 +85,7 @@ def as_rich(table: Table) -> RichTable:
     lines = table.lines()
     for number, cells in enumerate(zip(*lines, strict=True)):
         # Short cells stay on one line, so that a narrow terminal wraps the labels instead.
-        short = max(map(len, cells)) <= 10
+        short = max(map(len, cells)) <= 22
         align: Literal["left", "right"] = "left" if number == 0 else "right"
         shown.add_column(escape(cells[0]), justify=align, no_wrap=short, overflow="fold")
     for line in lines[1:]:
@@ -145,13 +145,22 @@ def accuracy_table(study: Study, *, compact: bool = False) -> Table:
 def _our_scores(study: Study, *, compact: bool) -> _Part:
     best, scores, plain = study.task_class.best_by, study.scores(), study.plain()
     gains = _gains({v.label: v.last(best) for v in study.variants}, None if plain is None else plain.label)
-    cells = {
-        v.label: [*(mean_and_spread(v.last(score)) for score in scores), gains[v.label]]
-        for v in study.variants
-    }
+    cells = {v.label: [*(_score_text(study, v, score, compact) for score in scores)] for v in study.variants}
+    for v in study.variants:
+        certain = None if compact or plain is None else study.difference(v, plain, best)
+        cells[v.label].append(gains[v.label] if certain is None else signed(certain))
     shown = slice(len(scores) if compact else None)
     headings = [*scores.values(), "gain"]
     return _Part(Columns("here", headings[shown]), {label: row[shown] for label, row in cells.items()})
+
+
+def _score_text(study: Study, variant: Variant, score: str, compact: bool) -> str:
+    """The mean and the spread; in full, with the interval."""
+    text, evidence = mean_and_spread(variant.last(score)), study.evidence
+    if compact or evidence is None or not evidence.seeds(variant.label) or score not in evidence.scores():
+        return text
+    interval = evidence.interval(variant.label, score)
+    return f"{text} ({interval.low:.1f} to {interval.high:.1f})"
 
 
 def _paper_scores(task: type[Task], labels: Mapping[str, str], *, compact: bool) -> _Part:

@@ -17,6 +17,7 @@ from polynl.data.config import Split
 from polynl.data.images import Unreadable, UnreadableImageError
 from polynl.tasks.config import TaskConfig
 from polynl.tasks.detections import Detections
+from polynl.tasks.outcomes import Array, Outcomes
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Batch:
     images: Any
     targets: Any
     bad: tuple[str, ...] = ()
+    numbers: tuple[int, ...] = ()
+    """The places of the images in the data set; only in evaluation."""
 
     def __len__(self) -> int:
         return len(self.images)
@@ -51,6 +54,9 @@ class Scorer(Protocol):
 
     def compute(self, shares: Sequence[Any]) -> dict[str, float]:
         """The scores over the shares of all processes; only the first process calls it."""
+
+    def outcomes(self) -> Outcomes:
+        """What the scores were computed from; after `compute`, in the first process."""
 
 
 class Images(Protocol):
@@ -168,6 +174,11 @@ class Task(ABC):
     def scorer(self) -> Scorer:
         """A new scorer."""
 
+    @classmethod
+    @abstractmethod
+    def score_outcomes(cls, outcomes: Outcomes, weights: Array) -> dict[str, Array]:
+        """The scores that tables show, for every row of weights (r, images): how often an image counts."""
+
 
 class DetectionTask(Task):
     """A task whose models detect objects; detections can be saved, and read from other programs.
@@ -222,6 +233,10 @@ class DetectionTask(Task):
     def score_detections(self, detections: Mapping[Any, Any]) -> dict[str, float]:
         """The scores on the images that the detections are given for."""
 
+    @abstractmethod
+    def outcomes(self, detections: Mapping[Any, Any]) -> Outcomes:
+        """What was found in every image that the detections are given for."""
+
 
 class DetectionScorer:
     """Collects detections by image; the first process merges and scores them."""
@@ -242,6 +257,10 @@ class DetectionScorer:
         """The scores on the images of all processes."""
         self._found = {image: found for share in shares for image, found in share.items()}
         return self._task.score_detections(self._found)
+
+    def outcomes(self) -> Outcomes:
+        """What was found in every image."""
+        return self._task.outcomes(self._found)
 
     def save(self, path: Path) -> None:
         """Write the detections; after `compute`, in the first process, these are all."""

@@ -13,11 +13,15 @@ from pydantic.fields import FieldInfo
 from torch import nn
 from typing_extensions import Self
 
+from polynl.blocks.base import Block
 from polynl.config import NEUTRAL, Config
 from polynl.errors import SettingsError
 from polynl.tasks.base import Task
 from polynl.tasks.config import TaskConfig
 from polynl.tasks.registry import task_class
+
+# The key of a parameter group whose learning rate is a multiple of the schedule's.
+LR_SCALE = "lr_scale"
 
 
 class OptimizerConfig(Config):
@@ -39,6 +43,8 @@ class OptimizerConfig(Config):
     """Weight decay of matrices and kernels."""
     decay_norm_and_bias: bool = False
     """Decay vectors and scalars too: norms, biases, a block's α and β."""
+    block_lr_scale: float = Field(1.0, gt=0)
+    """Learning rate of the blocks, as a multiple of that of the network around them."""
     clip_norm: float | None = Field(None, gt=0)
     """Clip the norm of the gradient to this value (default: no clipping)."""
 
@@ -214,12 +220,21 @@ def list_keys(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any, F
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
     """The optimizer of a model's trainable parameters; the loop sets its learning rate at every step."""
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    vectors = [p for p in trainable if p.ndim < 2 and not config.decay_norm_and_bias]
-    matrices = [p for p in trainable if p.ndim >= 2 or config.decay_norm_and_bias]
+    in_blocks = {p for m in model.modules() if isinstance(m, Block) for p in m.parameters()}
+
+    def kind(parameter: nn.Parameter) -> tuple[float, bool]:
+        scale = config.block_lr_scale if parameter in in_blocks else 1.0
+        return scale, parameter.ndim >= 2 or config.decay_norm_and_bias
+
+    trainable = [(kind(parameter), parameter) for parameter in model.parameters() if parameter.requires_grad]
     groups = [
-        {"params": matrices, "weight_decay": config.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
+        {
+            "params": [parameter for found, parameter in trainable if found == (scale, decays)],
+            "weight_decay": config.weight_decay if decays else 0.0,
+            LR_SCALE: scale,
+        }
+        for scale in dict.fromkeys((1.0, config.block_lr_scale))
+        for decays in (True, False)
     ]
     if config.name == "adamw":
         return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from rich.console import Console
 from torch import nn
+from torch.utils.data import Dataset
 
+from polynl.data.images import Unreadable
 from polynl.errors import RunStoppedError, SettingsError
 from polynl.files import check_destination, write_atomically
 from polynl.results.formats import plural
-from polynl.tasks.base import DetectionScorer, DetectionTask, Scorer, Task
+from polynl.tasks.base import Batch, DetectionScorer, DetectionTask, Images, Scorer, Task
 from polynl.train.config import Recipe
 from polynl.train.failures import failures_explained
 from polynl.train.loading import Reader, eval_batches
@@ -145,6 +148,21 @@ def _report(
 
 
 def val_reader(task: Task, recipe: Recipe, processes: Processes) -> Reader:
-    """The reader of the validation images."""
-    collate = partial(task.collate, training=False)
-    return Reader(task.val_set(), collate, workers=recipe.workers, device=processes.device)
+    """The reader of the validation images, which numbers them."""
+    collate = partial(_numbered_batch, task)
+    return Reader(Numbered(task.val_set()), collate, workers=recipe.workers, device=processes.device)
+
+
+class Numbered(Dataset[Any]):
+    """A data set whose samples come with their numbers."""
+
+    def __init__(self, dataset: Images) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, index: int) -> tuple[int, Any]:
+        return index, self._dataset[index]
+
+
+def _numbered_batch(task: Task, samples: Sequence[tuple[int, Any]]) -> Batch:
+    numbers = tuple(number for number, sample in samples if not isinstance(sample, Unreadable))
+    return replace(task.collate([sample for _, sample in samples], training=False), numbers=numbers)

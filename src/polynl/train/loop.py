@@ -19,7 +19,10 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from polynl.errors import RunStoppedError, SettingsError
+from polynl.results.block_figures import idle_blocks
 from polynl.tasks.base import Batch, Task
+from polynl.tasks.outcomes import OUTCOMES
+from polynl.train.block_figures import BlockWatch
 from polynl.train.checkpoint import (
     BEST_WEIGHTS,
     LAST,
@@ -29,7 +32,7 @@ from polynl.train.checkpoint import (
     save_checkpoint,
     set_aside_damaged,
 )
-from polynl.train.config import Recipe, build_optimizer
+from polynl.train.config import LR_SCALE, Recipe, build_optimizer
 from polynl.train.evaluation import evaluate, val_reader
 from polynl.train.failures import NO_CHECKPOINT, failures_explained
 from polynl.train.loading import Reader, SeededDataset, TrainSampler, hash_seed
@@ -116,6 +119,8 @@ class Trainer:
         )
         self._val_reader = val_reader(task, recipe, processes)
         self._readers = (self._reader, self._val_reader)
+        self._blocks = BlockWatch(task, self._model, recipe, processes.device)
+        self._scorer = task.scorer()
         self._epoch, self._step, self._totals = 0, 0, Totals()
         self._rows: list[dict[str, Any]] = []
         self._kept = NO_CHECKPOINT
@@ -163,6 +168,8 @@ class Trainer:
         finally:
             self._display.end()
         self._display.show(summary(self._rows, self._task.best_by))
+        for line in idle_blocks(self._rows):
+            self._display.say(line)
         self._display.say(f"The run is in {self._folder.path}.")
         return self._rows
 
@@ -196,7 +203,8 @@ class Trainer:
 
     def _train_step(self, batch: Batch) -> dict[str, float]:
         for group in self._optimizer.param_groups:
-            group["lr"] = self._lr(self._done)
+            # Runs of older versions have groups without a scale.
+            group["lr"] = self._lr(self._done) * group.get(LR_SCALE, 1.0)
         if self._processes.count > 1 and not self._ddp_ready:
             self._prepare_ddp(batch)
         losses = self._losses(batch)
@@ -235,13 +243,14 @@ class Trainer:
         """Evaluate, add the epoch's row of metrics, and save."""
         due = (self._epoch + 1) % self._recipe.evaluate_every == 0 or self._epoch + 1 == self._recipe.epochs
         scores, skipped = self._scores() if due else ({}, 0)
-        totals = self._totals.reduced(self._processes)
+        totals, blocks = self._totals.reduced(self._processes), self._blocks.figures()
         row = {
             "epoch": self._epoch + 1,
             "step": self._done,
             "lr": self._lr(self._done - 1),
             **totals.losses_per_image(),
             **scores,
+            **blocks,
             "images": totals.images,
             "skipped": totals.skipped + skipped,
             "seconds": round(totals.seconds, 3),
@@ -251,18 +260,21 @@ class Trainer:
         self._epoch, self._step, self._totals = self._epoch + 1, 0, Totals()
         self._save()
         self._log({f"val/{name}": score for name, score in scores.items()})
+        self._log({f"block/{name}": figure for name, figure in blocks.items()})
         self._display.say(
             epoch_line(row, self._recipe.epochs, [name for name in self._task.headline if name in scores])
         )
 
     def _scores(self) -> tuple[dict[str, float], int]:
         self._processes.sync_buffers(self._model)
+        self._scorer = self._task.scorer()
         scored = evaluate(
             self._task,
             self._model,
             self._recipe,
             self._processes,
             reader=self._val_reader,
+            scorer=self._scorer,
             stop=lambda: self._stop_request.requested,
             tick=lambda text: self._display.step(self._done, f"scoring epoch {self._epoch + 1}  {text}"),
         )
@@ -331,6 +343,7 @@ class Trainer:
             export_weights(folder / BEST_WEIGHTS, weights)
         if self._epoch == self._recipe.epochs:
             export_weights(folder / LAST_WEIGHTS, weights)
+            self._scorer.outcomes().save(folder / OUTCOMES)
         state = {
             "images": len(self._data),
             "batch": self._batch,

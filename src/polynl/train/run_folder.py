@@ -26,6 +26,7 @@ from polynl.errors import SettingsError, changed_run_error, existing_run_error
 from polynl.files import write_atomically
 from polynl.models.weights import MisfitError, load_weights
 from polynl.tasks.base import Task
+from polynl.tasks.outcomes import OUTCOMES
 from polynl.tasks.registry import task_class
 from polynl.train.checkpoint import BEST, BEST_WEIGHTS, DAMAGED, FRESH, LAST, LAST_WEIGHTS, PREVIOUS
 from polynl.train.config import Recipe, neutral_keys
@@ -36,7 +37,7 @@ RECIPE, ENVIRONMENT, METRICS, TENSORBOARD = "recipe.yaml", "environment.json", "
 LABELS = "labels.json"
 LOCK, LAUNCH = ".lock", ".torchrun"
 SAVED = (LAST, PREVIOUS, BEST, FRESH, DAMAGED, LAST_WEIGHTS, BEST_WEIGHTS)
-FILES = (*SAVED, f"{METRICS}.csv", f"{METRICS}.json", LAUNCH, LABELS, ENVIRONMENT, RECIPE)
+FILES = (*SAVED, OUTCOMES, f"{METRICS}.csv", f"{METRICS}.json", LAUNCH, LABELS, ENVIRONMENT, RECIPE)
 
 
 def default_folder(file: Path, recipe: Recipe) -> Path:

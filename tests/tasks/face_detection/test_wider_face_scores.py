@@ -19,6 +19,7 @@ from polynl.tasks.face_detection.metric import (
     wider_face_evaluation,
     wider_face_scores,
 )
+from polynl.tasks.face_detection.outcomes import score_wider_face, wider_face_outcomes
 
 DATA = os.environ.get("POLYNL_DATA")
 IMAGE = ("0--Parade", "0_Parade_band_1_1")
@@ -388,3 +389,42 @@ def test_unknown_and_missing_images_are_named() -> None:
 def test_wrong_predictions_in_memory_are_named(rows: list[list[float]], message: str) -> None:
     with pytest.raises(SettingsError, match=rf"predictions of 0--Parade/0_Parade_band_1_1,? {message}"):
         wider_face_scores(one_image([FACE], [0]), {IMAGE: np.array(rows)})
+
+
+# Outcomes: the scores of any choice of images
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_outcomes_score_as_the_predictions_do(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    truth = random_truth(generator, 30)
+    found = detector(generator, truth)
+    scores = score_wider_face(wider_face_outcomes(truth, found), np.ones((1, 30)))
+    assert {name: value.item() for name, value in scores.items()} == pytest.approx(
+        wider_face_scores(truth, found), abs=1e-9
+    )
+
+
+def test_outcomes_score_copies_of_images_as_those_are_scored() -> None:
+    generator = np.random.default_rng(9)
+    truth = random_truth(generator, 20)
+    found = detector(generator, truth)
+    weights = generator.integers(0, 3, (4, 20))
+    outcomes = wider_face_outcomes(truth, found)
+    scores = score_wider_face(outcomes, weights.astype(float))
+    # Scores are normalised over all images, so the one with the lowest and the one with the highest stay.
+    for row, times in enumerate(weights.tolist()):
+        copies = {tuple(name.split("/")): count for name, count in zip(outcomes.images, times, strict=True)}
+        extremes = [
+            max(found, key=lambda image: found[image][:, 4].max(initial=-9)),
+            min(found, key=lambda image: found[image][:, 4].min(initial=9)),
+        ]
+        names = [(image, k) for image, count in copies.items() for k in range(count)]
+        chosen_truth = GroundTruth({(image[0], f"{image[1]}-{k}"): truth[image] for image, k in names})
+        chosen_found = {(image[0], f"{image[1]}-{k}"): found[image] for image, k in names}
+        # An image without faces is not scored, but its scores count in the range.
+        nothing = Faces(np.zeros((0, 4)), {subset: np.zeros(0, dtype=int) for subset in SUBSETS})
+        for image in extremes:
+            chosen_truth["range", image[1]], chosen_found["range", image[1]] = nothing, found[image]
+        expected = wider_face_scores(chosen_truth, chosen_found)
+        assert {name: values[row] for name, values in scores.items()} == pytest.approx(expected, abs=1e-9)

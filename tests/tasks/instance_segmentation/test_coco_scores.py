@@ -17,6 +17,7 @@ from pycocotools.cocoeval import COCOeval
 from polynl.errors import SettingsError
 from polynl.tasks.detections import Detections
 from polynl.tasks.instance_segmentation.metric import coco_evaluation, coco_scores
+from polynl.tasks.instance_segmentation.outcomes import coco_outcomes, score_coco
 
 # pycocotools has not followed NumPy 2 in decoding, which is done by tests only.
 pytestmark = pytest.mark.filterwarnings(
@@ -295,3 +296,66 @@ def test_detections_of_a_model_are_scored() -> None:
     boxes = torch.tensor([[10.0, 10, 60, 60]])
     found = Detections(boxes, torch.tensor([0.3]), torch.tensor([1]), mask[None]).coco_results(1, {1: 3})
     assert set(coco_scores(truth, found).values()) == {100.0}
+
+
+# Outcomes: the scores of any choice of images
+
+
+def chosen(truth: dict[str, Any], found: list[dict[str, Any]], times: list[int]) -> Any:
+    """A data set with as many copies of every image as `times` says, and the detections in them."""
+    copies = {
+        image["id"]: [1000 * (copy_number + 1) + image["id"] for copy_number in range(count)]
+        for image, count in zip(sorted(truth["images"], key=lambda i: i["id"]), times, strict=True)
+    }
+    content = {**truth, "images": [], "annotations": []}
+    for image in truth["images"]:
+        content["images"] += [{**image, "id": number} for number in copies[image["id"]]]
+    for annotation in truth["annotations"]:
+        content["annotations"] += [
+            {**annotation, "image_id": number, "id": len(content["annotations"]) + place + 1}
+            for place, number in enumerate(copies[annotation["image_id"]])
+        ]
+    return content, [{**one, "image_id": number} for one in found for number in copies[one["image_id"]]]
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_outcomes_score_as_the_detections_do(ties: bool) -> None:
+    generator = np.random.default_rng(5)
+    truth = random_ground_truth(generator, 12)
+    found = random_detections(generator, truth, ties=ties)
+    outcomes = coco_outcomes(truth, found)
+    scores, expected = score_coco(outcomes, np.ones((1, len(outcomes)))), coco_scores(truth, found)
+    assert list(scores) == [f"{kind}_{name}" for kind in ("box", "mask") for name in NAMES[:3]]
+    for name, value in scores.items():
+        assert value.tolist() == pytest.approx([expected[name]], abs=1e-9), name
+
+
+def test_outcomes_score_copies_of_images_as_those_are_scored() -> None:
+    generator = np.random.default_rng(6)
+    truth = random_ground_truth(generator, 12)
+    found = random_detections(generator, truth, ties=False)
+    outcomes = coco_outcomes(truth, found)
+    weights = np.array([[2, 0, 1, 1, 0, 3, 1, 1, 0, 1, 1, 1], [1] * 12, [0, 1] * 6])
+    scores = score_coco(outcomes, weights.astype(float))
+    for row, times in enumerate(weights.tolist()):
+        expected = coco_scores(*chosen(truth, found, times))
+        for name, values in scores.items():
+            # Copies of a detection share a score, and COCO takes precision in between them too.
+            assert values[row] == pytest.approx(expected[name], abs=0.3), (name, times)
+
+
+def test_outcomes_without_masks_are_of_boxes_alone() -> None:
+    generator = np.random.default_rng(7)
+    truth = random_ground_truth(generator, 6)
+    found = [
+        {key: value for key, value in one.items() if key != "segmentation"}
+        for one in random_detections(generator, truth, ties=False)
+    ]
+    outcomes = coco_outcomes(truth, found)
+    assert list(score_coco(outcomes, np.ones((1, 6)))) == BOX[:3]
+
+
+def test_nothing_found_scores_zero() -> None:
+    truth = random_ground_truth(np.random.default_rng(8), 6)
+    scores = score_coco(coco_outcomes(truth, []), np.ones((2, 6)))
+    assert all(value == 0 for values in scores.values() for value in values)

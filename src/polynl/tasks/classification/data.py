@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
@@ -33,6 +34,10 @@ class FolderImages(Dataset[Any]):
 
     def __len__(self) -> int:
         return len(self._folder.samples)
+
+    def name(self, index: int) -> str:
+        """The image's file, below `root`."""
+        return Path(self._folder.samples[index][0]).relative_to(self._folder.root).as_posix()
 
     def __getitem__(self, index: int) -> tuple[Tensor, int] | Unreadable:
         path, label = self._folder.samples[index]

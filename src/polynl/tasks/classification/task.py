@@ -13,11 +13,12 @@ from torchvision.transforms.v2 import Transform
 from polynl.config import errors_at
 from polynl.tasks.base import Batch, PaperTable, Scorer, Task, readable
 from polynl.tasks.classification.config import ClassificationConfig
-from polynl.tasks.classification.metric import TopK
+from polynl.tasks.classification.metric import TopK, score_top_k
+from polynl.tasks.outcomes import Array, Outcomes
 
 
 class Classification(Task):
-    """Scored by `top1` and, with five classes or more, `top5`, in percent."""
+    """Scored by `top1` and, with ten classes or more, `top5`, in percent."""
 
     name = "classification"
     config = ClassificationConfig
@@ -93,4 +94,9 @@ class Classification(Task):
 
     def scorer(self) -> Scorer:
         """Top-1 and Top-5."""
-        return TopK(self.logits, len(self.labels()))
+        return TopK(self.logits, len(self.labels()), self._load("val").name)
+
+    @classmethod
+    def score_outcomes(cls, outcomes: Outcomes, weights: Array) -> dict[str, Array]:
+        """Top-1 and Top-5."""
+        return score_top_k(outcomes, weights)

@@ -57,7 +57,7 @@ Image = tuple[str, str]
 # For each image an array (k, 5) of x, y, w, h, score.
 Predictions = Mapping[Image, Array]
 
-_THRESHOLDS = 1 - np.arange(1, 1001) / 1000
+THRESHOLDS = 1 - np.arange(1, 1001) / 1000
 _MIN_IOU = 0.5
 # Detections × faces compared at a time, which bounds the memory at some 10 MB an array.
 _MOST_PAIRS = 1 << 20
@@ -124,6 +124,37 @@ def wider_face_evaluation(truth: GroundTruth, predictions: Predictions) -> Wider
     >>> wider_face_evaluation(truth, {("0--Parade", "band"): found}).ap
     {'easy': 1.0, 'medium': 1.0, 'hard': 0.5}
     """
+    found, evaluation = find_faces(truth, predictions), WiderFaceEvaluation({}, {})
+    for subset, counts in found.counts.items():
+        if counts.any():
+            ignored = (found.face >= 0) & ~np.append(counts, False)[found.face]
+            recall, precision = evaluation.curves[subset] = _curve(found.best[counts], found.score[~ignored])
+            best_from_here = np.maximum.accumulate(precision[::-1])[::-1]
+            evaluation.ap[subset] = float((np.diff(recall, prepend=0.0) * best_from_here).sum())
+    return evaluation
+
+
+@dataclass(frozen=True, eq=False)
+class FoundFaces:
+    """What the detections of images with faces are, and when the faces are found, numbered over all images.
+
+    Scores are from 0 to 1.
+    """
+
+    image: Array
+    """The place of each detection's image in the ground truth."""
+    face: Array
+    """The face that each detection belongs to, or -1."""
+    score: Array
+    """The score of each detection."""
+    best: Array
+    """The best score of each face's detections, or -1."""
+    counts: Mapping[str, Array]
+    """Whether each face counts in each subset."""
+
+
+def find_faces(truth: GroundTruth, predictions: Predictions) -> FoundFaces:
+    """Match predictions for exactly the images of the ground truth; steps 1 and 2 of the protocol."""
     for image in predictions:
         _check_known(image, truth, "an image of the predictions")
     if missing := [image for image in truth if image not in predictions]:
@@ -131,18 +162,11 @@ def wider_face_evaluation(truth: GroundTruth, predictions: Predictions) -> Wider
             f"{'/'.join(missing[0])} has no predictions ({len(missing):,} of {len(truth):,} images have "
             "none): if nothing is found, pass an array of shape (0, 5)."
         )
-    face, score = _matches(truth, {image: checked_detections(image, predictions[image]) for image in truth})
+    found = {image: checked_detections(image, predictions[image]) for image in truth}
+    images, face, score = _matches(truth, found)
     best = np.full(sum(len(faces.boxes) for faces in truth.values()), -1.0)
     np.maximum.at(best, face[face >= 0], score[face >= 0])
-    evaluation = WiderFaceEvaluation({}, {})
-    for subset in SUBSETS:
-        counts = _counts(truth, subset)
-        if counts.any():
-            ignored = (face >= 0) & ~np.append(counts, False)[face]
-            recall, precision = evaluation.curves[subset] = _curve(best[counts], score[~ignored])
-            best_from_here = np.maximum.accumulate(precision[::-1])[::-1]
-            evaluation.ap[subset] = float((np.diff(recall, prepend=0.0) * best_from_here).sum())
-    return evaluation
+    return FoundFaces(images, face, score, best, {subset: _counts(truth, subset) for subset in SUBSETS})
 
 
 def checked_detections(image: Image, detections: Any) -> Array:
@@ -174,20 +198,23 @@ def _check_known(image: Image, truth: GroundTruth, what: str) -> None:
         )
 
 
-def _matches(truth: GroundTruth, found: Predictions) -> tuple[Array, Array]:
-    """For each detection in an image with faces: its face, numbered over all images, or -1; and its score."""
-    places, scores = [np.zeros(0, dtype=np.intp)], [np.zeros(0)]
+def _matches(truth: GroundTruth, found: Predictions) -> tuple[Array, Array, Array]:
+    """For each detection in an image with faces: the image, its face or -1, and its score."""
+    nothing = np.zeros(0, dtype=np.intp)
+    images, places, scores = [nothing], [nothing], [np.zeros(0)]
     first = 0
-    for image, faces in truth.items():
+    for number, (image, faces) in enumerate(truth.items()):
         if len(faces.boxes) and len(found[image]):
             best = _best_faces(found[image][:, :4], faces.boxes)
+            images.append(np.full(len(best), number))
             places.append(np.where(best >= 0, best + first, -1))
             scores.append(found[image][:, 4])
         first += len(faces.boxes)
     score = np.concatenate(scores)
     everywhere = np.concatenate([np.zeros((0, 5)), *found.values()])[:, 4]
     low, high = (everywhere.min(), everywhere.max()) if len(everywhere) else (0.0, 0.0)
-    return np.concatenate(places), (score - low) / (high - low) if high > low else np.ones_like(score)
+    score = (score - low) / (high - low) if high > low else np.ones_like(score)
+    return np.concatenate(images), np.concatenate(places), score
 
 
 def _best_faces(detections: Array, faces: Array) -> Array:
@@ -218,7 +245,7 @@ def _counts(truth: GroundTruth, subset: str) -> Array:
 def _curve(best: Array, scores: Array) -> tuple[Array, Array]:
     """Recall and precision of counted faces by their best scores and of detections by theirs."""
     found, detections = (
-        len(values) - np.searchsorted(np.sort(values), _THRESHOLDS, side="left") for values in (best, scores)
+        len(values) - np.searchsorted(np.sort(values), THRESHOLDS, side="left") for values in (best, scores)
     )
     some = detections > 0
     return found[some] / len(best), found[some] / detections[some]

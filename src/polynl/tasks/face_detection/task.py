@@ -17,13 +17,14 @@ from polynl.tasks.face_detection.config import FaceDetectionConfig
 from polynl.tasks.face_detection.data import event_and_name
 from polynl.tasks.face_detection.files import read_predictions, write_predictions
 from polynl.tasks.face_detection.metric import (
-    Array,
     GroundTruth,
     Image,
     Predictions,
     wider_face_rows,
     wider_face_scores,
 )
+from polynl.tasks.face_detection.outcomes import score_wider_face, wider_face_outcomes
+from polynl.tasks.outcomes import Array, Outcomes
 
 FACE = 1
 
@@ -110,3 +111,12 @@ class FaceDetection(DetectionTask):
     def score_detections(self, detections: Predictions) -> dict[str, float]:
         """WIDER FACE's AP."""
         return wider_face_scores(self._truth.only(detections), detections)
+
+    def outcomes(self, detections: Predictions) -> Outcomes:
+        """When each face and each mistake appears."""
+        return wider_face_outcomes(self._truth.only(detections), detections)
+
+    @classmethod
+    def score_outcomes(cls, outcomes: Outcomes, weights: Array) -> dict[str, Array]:
+        """WIDER FACE's AP."""
+        return score_wider_face(outcomes, weights)

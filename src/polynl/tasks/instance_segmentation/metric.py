@@ -67,20 +67,16 @@ def coco_evaluation(
     detections with the same score in an image counts as the better one, and categories that the ground truth
     does not have are not counted as mistakes.
     """
-    images = _images(ground_truth, detections, image_ids)
-    truth = [annotation for annotation in ground_truth["annotations"] if annotation["image_id"] in images]
-    found = [detection for detection in detections if detection["image_id"] in images]
-    names = {category["id"]: category["name"] for category in ground_truth["categories"]}
-    masks = all(annotation.get("segmentation") for annotation in truth) and _all_have_masks(detections)
+    inputs = coco_inputs(ground_truth, detections, image_ids)
     scores: dict[str, float] = {}
     by_category: dict[str, dict[str, float]] = {}
-    for kind in ("box", "mask") if masks else ("box",):
-        precision = _precision(kind, images, names, truth, found)
+    for kind in inputs.kinds:
+        precision = _precision(kind, inputs)
         for score, (thresholds, area) in _SCORES.items():
             scores |= _percent(f"{kind}_{score}", precision[thresholds, ..., area, -1])
-        for place, category in enumerate(sorted(names)):
+        for place, category in enumerate(sorted(inputs.names)):
             if ap := _percent(f"{kind}_ap", precision[:, :, place, 0, -1]):
-                by_category.setdefault(names[category], {}).update(ap)
+                by_category.setdefault(inputs.names[category], {}).update(ap)
     return CocoEvaluation(scores, by_category)
 
 
@@ -171,29 +167,54 @@ def _all_have_masks(detections: Sequence[Detection]) -> bool:
     return masks == len(detections)
 
 
-def _precision(
-    kind: str,
-    images: Mapping[int, Any],
-    names: Mapping[int, str],
-    truth: Sequence[Mapping[str, Any]],
-    found: Sequence[Detection],
-) -> np.ndarray[Any, Any]:
-    """COCOeval's precision at (IoU threshold, recall, category, range of areas, most detections)."""
-    from faster_coco_eval import COCO, COCOeval_faster  # takes half a second to import
+@dataclass(frozen=True)
+class CocoInputs:
+    """What COCOeval takes: the images to score, by their ids, their objects and what was found in them."""
 
+    images: Mapping[int, Any]
+    names: Mapping[int, str]
+    """The names of the categories, by their ids."""
+    truth: Sequence[Mapping[str, Any]]
+    found: Sequence[Detection]
+    kinds: tuple[str, ...]
+    """Boxes, and masks if there are any."""
+
+    def annotations(self, kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The contents of COCO files with the objects and with what was found."""
+        data = {
+            "images": [dict(image) for image in self.images.values()],
+            "categories": [{"id": category} for category in self.names],
+        }
+        found = _numbered(_result(kind, one) for one in self.found)
+        return {**data, "annotations": _numbered(self.truth)}, {**data, "annotations": found}
+
+
+def coco_inputs(
+    ground_truth: Mapping[str, Any], detections: Sequence[Detection], image_ids: Iterable[int] | None
+) -> CocoInputs:
+    """The detections and objects on all images or on `image_ids`; see `coco_evaluation`."""
+    images = _images(ground_truth, detections, image_ids)
+    truth = [annotation for annotation in ground_truth["annotations"] if annotation["image_id"] in images]
     for annotation in truth:
         # COCOeval_faster would count it as a small object, of area 0.
         if "area" not in annotation:
             raise SettingsError(f"annotation {annotation.get('id')} of the ground truth has no area.")
-    data = {
-        "images": [dict(image) for image in images.values()],
-        "categories": [{"id": category} for category in names],
-    }
-    evaluation = COCOeval_faster(
-        COCO({**data, "annotations": _numbered(truth)}),
-        COCO({**data, "annotations": _numbered(_result(kind, one) for one in found)}),
-        {"box": "bbox", "mask": "segm"}[kind],
+    masks = all(annotation.get("segmentation") for annotation in truth) and _all_have_masks(detections)
+    return CocoInputs(
+        images,
+        {category["id"]: category["name"] for category in ground_truth["categories"]},
+        truth,
+        [detection for detection in detections if detection["image_id"] in images],
+        ("box", "mask") if masks else ("box",),
     )
+
+
+def _precision(kind: str, inputs: CocoInputs) -> np.ndarray[Any, Any]:
+    """COCOeval's precision at (IoU threshold, recall, category, range of areas, most detections)."""
+    from faster_coco_eval import COCO, COCOeval_faster  # takes half a second to import
+
+    truth, found = map(COCO, inputs.annotations(kind))
+    evaluation = COCOeval_faster(truth, found, {"box": "bbox", "mask": "segm"}[kind])
     evaluation.evaluate()
     evaluation.accumulate()
     return np.asarray(evaluation.eval["precision"])

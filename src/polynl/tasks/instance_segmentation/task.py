@@ -23,6 +23,8 @@ from polynl.tasks.instance_segmentation.metric import (
     read_detections,
     write_detections,
 )
+from polynl.tasks.instance_segmentation.outcomes import coco_outcomes, score_coco
+from polynl.tasks.outcomes import Array, Outcomes
 
 
 class InstanceSegmentation(DetectionTask):
@@ -126,3 +128,13 @@ class InstanceSegmentation(DetectionTask):
         """COCO's AP."""
         truth = self._load("val").ground_truth
         return coco_scores(truth, list(chain.from_iterable(detections.values())), detections)
+
+    def outcomes(self, detections: Mapping[int, Sequence[Detection]]) -> Outcomes:
+        """COCOeval's matches."""
+        truth = self._load("val").ground_truth
+        return coco_outcomes(truth, list(chain.from_iterable(detections.values())), detections)
+
+    @classmethod
+    def score_outcomes(cls, outcomes: Outcomes, weights: Array) -> dict[str, Array]:
+        """COCO's AP."""
+        return score_coco(outcomes, weights)

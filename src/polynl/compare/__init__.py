@@ -1,0 +1,1 @@
+"""`polynl compare`: is one trained network better than another?"""

@@ -1,0 +1,85 @@
+"""Compare two trained networks on the images that both were scored on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from polynl.errors import SettingsError
+from polynl.files import check_destination, write_atomically
+from polynl.results.evidence import REPLICATES, Evidence, comparable
+from polynl.results.formats import Interval, plural, signed
+from polynl.results.tables import Table, as_rich
+from polynl.tasks.registry import task_class
+from polynl.train.outcomes import Scored, find_outcomes
+
+# Both are one training each, so the seed under which they are compared is of no importance.
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A score of both networks; `difference` is the second minus the first."""
+
+    score: str
+    first: Interval
+    second: Interval
+    difference: Interval
+
+
+def run_compare(first: Path, second: Path, out: Path | None, console: Console) -> list[Compared]:
+    """Print the scores of both, their difference, and whether it is beyond chance."""
+    if out is not None:
+        check_destination(out, "file", "--out")
+    if first.resolve() == second.resolve():
+        raise SettingsError(f"{first} is given twice: specify two runs.")
+    names = [str(first), str(second)]
+    runs = [find_outcomes(path, console) for path in (first, second)]
+    evidence, task = _evidence(runs, names), task_class(runs[0].task)
+    compared = [
+        Compared(
+            score,
+            evidence.interval(names[0], score),
+            evidence.interval(names[1], score),
+            evidence.difference(names[1], names[0], score),
+        )
+        for score in evidence.scores()
+    ]
+    rows = [[task.scores[c.score], str(c.first), str(c.second), signed(c.difference)] for c in compared]
+    title = f"On {plural(evidence.images, 'image')}, in percent, with 95 % intervals"
+    console.print(as_rich(Table.flat(title, ["", *names, "difference"], rows)))
+    chosen = next(c for c in compared if c.score == task.best_by)
+    for line in _verdict(chosen.difference, names, task.scores[task.best_by]):
+        console.print(escape(line), highlight=False, soft_wrap=True)
+    if out is not None:
+        content = {"first": names[0], "second": names[1], "images": evidence.images}
+        scores = [asdict(one) for one in compared]
+        write_atomically(out, json.dumps({**content, "scores": scores}, indent=1) + "\n")
+    return compared
+
+
+def _evidence(runs: list[Scored], names: list[str]) -> Evidence:
+    tasks = [run.task for run in runs]
+    if tasks[0] != tasks[1]:
+        raise SettingsError(f"{names[0]} is trained for {tasks[0]}, {names[1]} for {tasks[1]}.")
+    outcomes = dict(zip(names, (run.outcomes for run in runs), strict=True))
+    if problem := comparable(list(outcomes.items())):
+        raise SettingsError(f"{problem}. Score both on the same: see --help.")
+    return Evidence(task_class(tasks[0]), {name: {SEED: found} for name, found in outcomes.items()})
+
+
+def _verdict(difference: Interval, names: list[str], heading: str) -> list[str]:
+    if difference.beyond_chance:
+        better = names[1] if difference.value > 0 else names[0]
+        found = f"{better} is better on images like these: {heading} differs by {signed(difference)} points."
+    else:
+        found = f"No difference beyond chance: {heading} differs by {signed(difference)} points."
+    return [
+        found,
+        f"The intervals are from {REPLICATES:,} replicates in which the images are drawn anew. They leave "
+        "out how much trainings with other seeds would differ: for that, use `polynl reproduce --seeds`.",
+    ]

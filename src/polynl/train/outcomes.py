@@ -1,0 +1,62 @@
+"""The outcomes of a trained network: those that its run has saved, or scored now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+
+from polynl.errors import SettingsError
+from polynl.tasks.outcomes import OUTCOMES, Outcomes
+from polynl.train.checkpoint import LAST_WEIGHTS
+from polynl.train.evaluation import evaluate, val_reader
+from polynl.train.failures import failures_explained
+from polynl.train.processes import join_processes, set_up_torch
+from polynl.train.recipe_file import load_recipe
+from polynl.train.run_folder import RECIPE, find_trained
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A network's task and its outcomes on the validation images."""
+
+    task: str
+    outcomes: Outcomes
+
+
+def find_outcomes(path: Path, console: Console) -> Scored:
+    """The outcomes of a run's last epoch, from its folder, or of a checkpoint, which is scored now.
+
+    A run of an older version has saved none: then its last weights are scored too.
+    """
+    if not path.exists():
+        raise SettingsError(f"{path}: no such run or checkpoint.")
+    if path.is_dir() and not (path / RECIPE).is_file():
+        raise SettingsError(f"{path} is not the folder of a run: it has no {RECIPE}.")
+    if (path / OUTCOMES).is_file():
+        return Scored(load_recipe(path / RECIPE).task, Outcomes.load(path / OUTCOMES))
+    weights = path / LAST_WEIGHTS if path.is_dir() else path
+    if not weights.is_file():
+        raise SettingsError(
+            f"{path}: this training has not finished. Finish it with --resume, or name one of its "
+            "checkpoints."
+        )
+    console.print(escape(f"Scoring {weights} …"), highlight=False, soft_wrap=True)
+    return score_outcomes(weights)
+
+
+def score_outcomes(checkpoint: Path) -> Scored:
+    """Score a checkpoint on the validation images of the recipe next to it."""
+    trained = find_trained(checkpoint)
+    recipe, task = trained.recipe, trained.task
+    task.check(training=False)
+    set_up_torch(recipe)
+    with join_processes("auto" if torch.cuda.is_available() else "cpu") as processes:
+        model, scorer = trained.load(processes.device), task.scorer()
+        reader = val_reader(task, recipe, processes)
+        with failures_explained(recipe, processes, [reader]):
+            evaluate(task, model, recipe, processes, reader=reader, scorer=scorer)
+    return Scored(recipe.task, scorer.outcomes())

@@ -1,0 +1,125 @@
+"""What tables and sentences say of a study's differences, and what is drawn of its blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polynl.results.charts import block_charts
+from polynl.results.study import Study, Training, variant_of
+from polynl.results.tables import accuracy_table
+from polynl.results.verdicts import evidence_tables, verdicts
+from polynl.tasks.outcomes import Outcomes
+from polynl.train.recipe_file import load_recipe
+
+NAMES = np.array([f"{number:04}" for number in range(200)])
+
+
+def training(folder: Path, block: str, seed: int, right: int, *keys: str, **figures: Any) -> Training:
+    """A training that is right on the first images."""
+    recipe = load_recipe("scenes", ["--model.block", block, *keys]).model_dump(mode="json")
+    place = folder / f"{block}{''.join(keys)}-{seed}"
+    place.mkdir()
+    Outcomes(NAMES, np.zeros(200, dtype=int), {"top1": np.arange(200) < right}).save(place / "outcomes.npz")
+    rows = [{"epoch": 1, "seconds": 1.0, "loss": 1.0, "top1": right / 2, **figures}]
+    return Training(place, recipe, seed, rows)
+
+
+def study(folder: Path, seeds: int = 2, **share: float) -> Study:
+    figures = {f"layer3.0.{name}": value for name, value in share.items()}
+    variants = [
+        [training(folder, "none", seed, 100) for seed in range(seeds)],
+        [training(folder, "tesa", seed, 101) for seed in range(seeds)],
+        [training(folder, "poly_nl", seed, 150, **figures) for seed in range(seeds)],
+    ]
+    return Study("a title", "classification", [variant_of(trainings) for trainings in variants], [folder])
+
+
+def test_the_table_marks_what_is_beyond_chance(tmp_path: Path) -> None:
+    (table,) = evidence_tables(study(tmp_path))
+    headings, plain, tesa, poly = table.lines()
+    assert headings == ["", "mean", "minus no block", "minus Poly-NL"]
+    assert plain[1].startswith("50.0 (4")
+    assert plain[2] == ""
+    assert plain[3].startswith("−25.0 (−3")
+    assert plain[3].endswith("*")
+    assert tesa[2].startswith("+0.5 (+0.0 to +")
+    assert not tesa[2].endswith("*")
+    assert poly[2].startswith("+25.0 (+")
+    assert poly[2].endswith("*")
+    assert poly[3] == ""
+
+
+def test_sentences_say_it_in_words(tmp_path: Path) -> None:
+    first, second, how = verdicts(study(tmp_path))
+    assert first.startswith("Top-1 against no block: beyond chance: Poly-NL +25.0 (")
+    assert "; within chance: TESA +0.5 (+0.0 to" in first
+    assert second.startswith("Top-1 against Poly-NL: beyond chance: no block −25.0 (")
+    assert "1,000 bootstrap replicates that draw the 200 images and the 2 seeds anew" in how
+    assert "one in twenty" in how
+    assert "too narrow" not in how
+
+
+def test_with_one_seed_they_say_what_is_left_out(tmp_path: Path) -> None:
+    how = verdicts(study(tmp_path, seeds=1))[-1]
+    assert "draw the 200 images anew" in how
+    assert "With one seed they leave out how much trainings differ, so they are too narrow." in how
+
+
+def test_the_full_table_has_intervals_and_the_compact_one_has_not(tmp_path: Path) -> None:
+    found = study(tmp_path)
+    poly = {row.label: row.cells for row in accuracy_table(found).rows}["Poly-NL"]
+    assert poly[0].startswith("75.0 ± 0.0 (6")
+    assert poly[1].startswith("+25.0 (+1")
+    short = {row.label: row.cells for row in accuracy_table(found, compact=True).rows}["Poly-NL"]
+    assert short[0] == "75.0 ± 0.0"
+
+
+def test_without_outcomes_there_are_no_intervals(tmp_path: Path) -> None:
+    found = study(tmp_path)
+    for file in tmp_path.rglob("outcomes.npz"):
+        file.unlink()
+    assert evidence_tables(found) == verdicts(found) == []
+    assert {row.label: row.cells for row in accuracy_table(found).rows}["Poly-NL"][1] == "+25.0"
+
+
+def test_trainings_scored_on_different_images_are_not_compared(tmp_path: Path) -> None:
+    found = study(tmp_path)
+    file = found.variants[0].trainings[0].folder / "outcomes.npz"
+    Outcomes(NAMES[:9], np.zeros(9, dtype=int), {"top1": np.ones(9, dtype=bool)}).save(file)
+    assert found.evidence is None
+
+
+@pytest.mark.parametrize(("share", "idle"), [(2e-4, True), (0.2, False)])
+def test_a_block_that_did_nothing_in_any_training_is_pointed_out(
+    share: float, idle: bool, tmp_path: Path
+) -> None:
+    lines = verdicts(study(tmp_path, share=share))
+    assert any("Poly-NL, in 2 trainings: The block at layer3.0 hardly" in line for line in lines) == idle
+
+
+def test_shares_and_scales_are_drawn_against_epochs(tmp_path: Path) -> None:
+    figure = block_charts(study(tmp_path, share=0.2, alpha=0.9, beta=0.1))
+    assert figure is not None
+    assert [(chart.title, chart.log[1]) for chart in figure.charts] == [
+        ("Share of the branch, ‖βY‖ ÷ ‖Z‖", True),
+        ("α", False),
+        ("β", False),
+    ]
+    assert [series.label for series in figure.legend] == ["Poly-NL"]
+    assert figure.charts[0].curves[0].points == [(1.0, 0.2)]
+    assert block_charts(study_without_blocks(tmp_path / "other")) is None
+
+
+def study_without_blocks(folder: Path) -> Study:
+    folder.mkdir()
+    return study(folder)
+
+
+def test_options_make_a_variant_of_their_own(tmp_path: Path) -> None:
+    reduced = variant_of([training(tmp_path, "poly_nl", 0, 150, "--model.options", "{reduction: 4}")])
+    assert (reduced.row, reduced.label) == ("poly_nl(reduction=4)", "Poly-NL (reduction=4)")
+    assert reduced.block == "poly_nl"
