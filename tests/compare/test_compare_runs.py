@@ -127,6 +127,19 @@ def test_detectors(task: str, tmp_path: Path, compare: Run) -> None:
     assert len(scores) >= 2
 
 
+def damaged(run: Path, folder: Path) -> Path:
+    shutil.copytree(run, folder)
+    old = Outcomes.load(run / "outcomes.npz")
+    Outcomes(old.images, old.truth, {}).save(folder / "outcomes.npz")
+    return folder
+
+
+def test_equal_outcomes_are_said_to_be_equal(runs: list[Path], tmp_path: Path, compare: Run) -> None:
+    code, said = compare(runs[0], shutil.copytree(runs[0], tmp_path / "copy"))
+    assert code == 0
+    assert "No difference: Top-1 is the same on every image." in said
+
+
 def test_what_cannot_be_compared_is_said(runs: list[Path], tmp_path: Path, compare: Run) -> None:
     fewer = trained(tmp_path / "fewer", "--data.val_images", "12")
     harder = trained(tmp_path / "harder", "--data.val_images", "40", "--data.difficulty", "hard")
@@ -142,6 +155,7 @@ def test_what_cannot_be_compared_is_said(runs: list[Path], tmp_path: Path, compa
         (tmp_path / "nothing", "no such run or checkpoint"),
         (unfinished, "this training has not finished"),
         (runs[0], "is given twice"),
+        (damaged(runs[0], tmp_path / "damaged"), "outcomes.npz is not of classification, or is damaged"),
     ):
         code, said = compare(runs[0], other)
         assert (code, message in said) == (2, True), said

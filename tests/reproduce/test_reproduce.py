@@ -250,6 +250,17 @@ def test_what_cannot_be_run_is_said_before_anything_is_done(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "words", [["--seed", "5"], ["--model.block", "tesa"], ["--model.options.reduction", "2"], ["--seed=5"]]
+)
+def test_keys_in_which_trainings_differ_are_refused(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run(capsys, "--out", tmp_path / "out", *words)
+    assert code == 2
+    assert f"{words[0]}: trainings differ in this key; choose them with --" in " ".join(err.split())
+
+
 def test_one_training_for_every_block_and_seed() -> None:
     settings = ReproduceSettings(seeds=(0, 3), blocks=("tesa",))
     trainings = plan_trainings(settings, ["--epochs", "7"], threads=1)

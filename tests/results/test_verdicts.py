@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def training(folder: Path, block: str, seed: int, right: int, *keys: str, **figu
     return Training(place, recipe, seed, rows)
 
 
-def study(folder: Path, seeds: int = 2, **share: float) -> Study:
+def study(folder: Path, seeds: int = 2, **share: float | None) -> Study:
     figures = {f"layer3.0.{name}": value for name, value in share.items()}
     variants = [
         [training(folder, "none", seed, 100) for seed in range(seeds)],
@@ -54,11 +55,13 @@ def test_the_table_marks_what_is_beyond_chance(tmp_path: Path) -> None:
 
 
 def test_sentences_say_it_in_words(tmp_path: Path) -> None:
-    first, second, how = verdicts(study(tmp_path))
+    first, second, how = verdicts(study(tmp_path, seeds=3))
     assert first.startswith("Top-1 against no block: beyond chance: Poly-NL +25.0 (")
     assert "; within chance: TESA +0.5 (+0.0 to" in first
-    assert second.startswith("Top-1 against Poly-NL: beyond chance: no block −25.0 (")
-    assert "1,000 bootstrap replicates that draw the 200 images and the 2 seeds anew" in how
+    assert second.startswith("Top-1 against Poly-NL: beyond chance: TESA −24.5 (")
+    assert "no block" not in second.partition(":")[2], "that pair has been compared"
+    assert "1,000 bootstrap replicates that draw the 200 images anew" in how
+    assert "allow for the spread over 3 seeds" in how
     assert "one in twenty" in how
     assert "too narrow" not in how
 
@@ -91,6 +94,41 @@ def test_trainings_scored_on_different_images_are_not_compared(tmp_path: Path) -
     file = found.variants[0].trainings[0].folder / "outcomes.npz"
     Outcomes(NAMES[:9], np.zeros(9, dtype=int), {"top1": np.ones(9, dtype=bool)}).save(file)
     assert found.evidence is None
+    (line,) = verdicts(found)
+    assert line.startswith(
+        "There are no intervals: no block with seed 0 and no block with seed 1 were scored"
+    )
+    assert line.endswith("on different images: 9 images, and 200.")
+    assert evidence_tables(found) == []
+
+
+def test_pairs_with_one_seed_in_common_are_said_to_have_one(tmp_path: Path) -> None:
+    found = study(tmp_path)
+    first = found.variants[0]
+    fewer = replace(found, variants=[replace(first, trainings=first.trainings[:1]), *found.variants[1:]])
+    how = verdicts(fewer)[-1]
+    assert "spread over 1 to 2 seeds that both networks have" in how
+    assert "With one seed they leave out how much trainings differ" in how
+
+
+def test_an_unfinished_training_leaves_its_variant_without_an_interval(tmp_path: Path) -> None:
+    found = study(tmp_path)
+    (found.variants[2].trainings[1].folder / "outcomes.npz").unlink()
+    poly = {row.label: row.cells for row in accuracy_table(found).rows}["Poly-NL"]
+    assert poly[0] == "75.0 ± 0.0"
+
+
+def test_two_variants_without_a_block_leave_poly_nl_in_the_table(tmp_path: Path) -> None:
+    found = study(tmp_path)
+    again = replace(found.variants[0], label="again")
+    more = replace(found, variants=[found.variants[0], again, *found.variants[1:]])
+    (table,) = evidence_tables(more)
+    assert table.lines()[0] == ["", "mean", "minus no block", "minus Poly-NL"]
+
+
+def test_a_figure_that_is_no_number_is_passed_over(tmp_path: Path) -> None:
+    lines = verdicts(study(tmp_path, share=None))
+    assert not any("hardly" in line for line in lines)
 
 
 @pytest.mark.parametrize(("share", "idle"), [(2e-4, True), (0.2, False)])
@@ -98,7 +136,7 @@ def test_a_block_that_did_nothing_in_any_training_is_pointed_out(
     share: float, idle: bool, tmp_path: Path
 ) -> None:
     lines = verdicts(study(tmp_path, share=share))
-    assert any("Poly-NL, in 2 trainings: The block at layer3.0 hardly" in line for line in lines) == idle
+    assert any("Poly-NL, with seed 0: The block at layer3.0 hardly" in line for line in lines) == idle
 
 
 def test_shares_and_scales_are_drawn_against_epochs(tmp_path: Path) -> None:

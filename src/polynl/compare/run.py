@@ -68,12 +68,14 @@ def _evidence(runs: list[Scored], names: list[str]) -> Evidence:
         raise SettingsError(f"{names[0]} is trained for {tasks[0]}, {names[1]} for {tasks[1]}.")
     outcomes = dict(zip(names, (run.outcomes for run in runs), strict=True))
     if problem := comparable(list(outcomes.items())):
-        raise SettingsError(f"{problem}. Score both on the same: see --help.")
+        raise SettingsError(f"{problem}. Compare runs that were scored on the same validation images.")
     return Evidence(task_class(tasks[0]), {name: {SEED: found} for name, found in outcomes.items()})
 
 
 def _verdict(difference: Interval, names: list[str], heading: str) -> list[str]:
-    if difference.beyond_chance:
+    if difference.value == difference.low == difference.high == 0:
+        found = f"No difference: {heading} is the same on every image."
+    elif difference.beyond_chance:
         better = names[1] if difference.value > 0 else names[0]
         found = f"{better} is better on images like these: {heading} differs by {signed(difference)} points."
     else:

@@ -14,11 +14,11 @@ from rich.console import Console
 
 from polynl.bench import plots
 from polynl.environment import environment
-from polynl.errors import existing_run_error
+from polynl.errors import SettingsError, existing_run_error
 from polynl.files import write_atomically
 from polynl.report.load import BENCHMARKS, LAYERS, STUDY, LoadedRuns
 from polynl.report.run import REPORT, write_report
-from polynl.reproduce.settings import QUICK, QUICK_SCENES, VARIANTS, ReproduceSettings
+from polynl.reproduce.settings import OWN_KEYS, QUICK, QUICK_SCENES, VARIANTS, ReproduceSettings
 from polynl.reproduce.timing import measure_costs, measure_layers
 from polynl.reproduce.trainings import recipe_in, train_all
 from polynl.results.charts import accuracy_and_cost, training_curves
@@ -75,6 +75,10 @@ def plan_trainings(settings: ReproduceSettings, keys: Sequence[str], *, threads:
     if settings.quick:
         drawn = hasattr(load_recipe(name, [*words, *keys]).data, "val_images")
         words += QUICK_SCENES if drawn else QUICK
+    for key in keys:
+        own = next((k for k in OWN_KEYS if key.split("=")[0] == k or key.startswith(f"{k}.")), None)
+        if own is not None:
+            raise SettingsError(f"{key}: trainings differ in this key; choose them with {OWN_KEYS[own]}.")
     trainings = []
     for seed in dict.fromkeys(settings.seeds):
         for variant in settings.selected():

@@ -19,6 +19,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # Enough to see that everything works, too little to learn anything; scenes can be few as well.
 QUICK, QUICK_SCENES = ("--epochs", "1"), ("--epochs", "2", "--data.images", "640", "--data.val_images", "250")
+# Keys that tell the trainings apart, with the option that sets them.
+OWN_KEYS = {"--seed": "--seeds", "--model.block": "--blocks", "--model.options": "--blocks"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,7 @@ class ReproduceSettings:
     """Blocks to train; the network without a block is always included for comparison. Two are controls:
     poly_nl_reduced, with a fourth of the width, and conv, a 1×1 convolution with a residual."""
     seeds: tuple[int, ...] = (0,)
-    """Random seeds; with several, tables show the mean and the standard deviation."""
+    """Random seeds; with several, trainings are paired by seed and the intervals include their spread."""
     jobs: int | None = None
     """Number of trainings to run in parallel (default: one per CPU core, or one on a GPU)."""
     out: Path = Path("runs/reproduce")

@@ -29,7 +29,8 @@ def idle_blocks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """A sentence about every block whose share stayed below a thousandth."""
     found = []
     for block, column in block_columns(rows, "share").items():
-        largest = max(row[column] for row in rows if column in row)
+        shares = [row[column] for row in rows if isinstance(row.get(column), int | float)]
+        largest = max(shares, default=IDLE)
         if largest < IDLE:
             found.append(
                 f"The block at {block} hardly does anything: its branch is at most {largest:.1g} of its "

@@ -16,13 +16,15 @@ from typing import Any
 from polynl.blocks.registry import BLOCKS, NO_BLOCK, NO_BLOCK_LABEL
 from polynl.errors import SettingsError
 from polynl.files import read_json, write_atomically
-from polynl.results.evidence import Evidence, comparable
+from polynl.results.evidence import Evidence, comparable, load_outcomes
 from polynl.results.formats import Interval, plural
 from polynl.tasks.base import Task
 from polynl.tasks.outcomes import OUTCOMES, Outcomes
 from polynl.tasks.registry import task_class
 
 LABELS = {NO_BLOCK: NO_BLOCK_LABEL} | {name: entry.label for name, entry in BLOCKS.items()}
+# What all others are compared with: the network without a block, and the paper's block.
+BASES = (NO_BLOCK, "poly_nl")
 # A row's name leaves out this placement.
 PLACEMENT = "res4"
 QUICK_NOTE = "Made with --quick: the networks had no time to learn, so these scores mean nothing."
@@ -173,8 +175,9 @@ class Variant:
 
     def outcomes(self) -> dict[int, Outcomes]:
         """The outcomes on every image, by seed, of the trainings that have saved them."""
+        task = task_class(self.recipe["task"])
         files = {training.seed: training.folder / OUTCOMES for training in self.trainings}
-        return {seed: Outcomes.load(file) for seed, file in files.items() if file.is_file()}
+        return {seed: load_outcomes(file, task) for seed, file in files.items() if file.is_file()}
 
     @property
     def seconds(self) -> float:
@@ -221,13 +224,24 @@ class Study:
     def evidence(self) -> Evidence | None:
         """How sure the scores are, by the variants' labels; None if the trainings have saved no outcomes.
 
-        Also None if they were scored on different images.
+        Also None if they were scored on `different_images`.
         """
-        found = {v.label: v.outcomes() for v in self.variants}
-        every = [(label, one) for label, seeds in found.items() for one in seeds.values()]
-        if not every or comparable(every):
-            return None
-        return Evidence(self.task_class, {label: seeds for label, seeds in found.items() if seeds})
+        found = {label: seeds for label, seeds in self._outcomes.items() if seeds}
+        return Evidence(self.task_class, found) if found and not self.different_images else None
+
+    @cached_property
+    def different_images(self) -> str | None:
+        """Which trainings were scored on different images, if some were."""
+        every = [
+            (f"{label} with seed {seed}", one)
+            for label, seeds in self._outcomes.items()
+            for seed, one in seeds.items()
+        ]
+        return comparable(every) if every else None
+
+    @cached_property
+    def _outcomes(self) -> dict[str, dict[int, Outcomes]]:
+        return {variant.label: variant.outcomes() for variant in self.variants}
 
     def difference(self, variant: Variant, base: Variant, score: str) -> Interval | None:
         """A paired difference; None without the outcomes of both, or without a seed that both have."""
@@ -264,16 +278,17 @@ class Study:
         }
 
     def _intervals(self, variant: Variant) -> dict[str, Any]:
-        """For every score its interval, and that of its difference to the network without a block."""
-        evidence, plain = self.evidence, self.plain()
+        """For every score its interval, and those of its differences to the bases."""
+        evidence = self.evidence
         if evidence is None or not evidence.seeds(variant.label):
             return {}
         found = {}
         for score in evidence.scores():
             found[score] = {"mean": asdict(evidence.interval(variant.label, score))}
-            gain = None if plain is None else self.difference(variant, plain, score)
-            if gain is not None:
-                found[score]["gain"] = asdict(gain)
+            for base in self.variants:
+                difference = self.difference(variant, base, score) if base.row in BASES else None
+                if difference is not None:
+                    found[score][f"minus {base.row}"] = asdict(difference)
         return found
 
 

@@ -157,8 +157,11 @@ def _our_scores(study: Study, *, compact: bool) -> _Part:
 def _score_text(study: Study, variant: Variant, score: str, compact: bool) -> str:
     """The mean and the spread; in full, with the interval."""
     text, evidence = mean_and_spread(variant.last(score)), study.evidence
-    if compact or evidence is None or not evidence.seeds(variant.label) or score not in evidence.scores():
+    known = None if compact or evidence is None or score not in evidence.scores() else evidence
+    # An unfinished training has a score, but no outcomes.
+    if known is None or known.seeds(variant.label) != len(variant.last(score)):
         return text
+    evidence = known
     interval = evidence.interval(variant.label, score)
     return f"{text} ({interval.low:.1f} to {interval.high:.1f})"
 

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from polynl.blocks.registry import NO_BLOCK
 from polynl.results.block_figures import idle_blocks
 from polynl.results.evidence import REPLICATES, Evidence
-from polynl.results.formats import NOT_MEASURED, Interval, plural, signed
-from polynl.results.study import Study, Variant
+from polynl.results.formats import NOT_MEASURED, Interval, signed
+from polynl.results.study import BASES, Study, Variant
 from polynl.results.tables import Columns, Row, Table
-
-# What all others are compared with: the network without a block, and the paper's block.
-BASES = (NO_BLOCK, "poly_nl")
 
 
 def evidence_tables(study: Study) -> list[Table]:
@@ -45,7 +41,8 @@ def _against(study: Study, variant: Variant, base: Variant, score: str) -> str:
 
 
 def _bases(study: Study) -> list[Variant]:
-    return [variant for row in BASES for variant in study.variants if variant.row == row][: len(BASES)]
+    first = {variant.row: variant for variant in reversed(study.variants)}
+    return [first[row] for row in BASES if row in first]
 
 
 def verdicts(study: Study) -> list[str]:
@@ -54,28 +51,39 @@ def verdicts(study: Study) -> list[str]:
 
 
 def _sentences(study: Study) -> Iterator[str]:
-    score, compared = study.task_class.best_by, 0
-    if study.evidence is None or score not in study.evidence.scores():
+    score, evidence = study.task_class.best_by, study.evidence
+    if study.different_images:
+        yield f"There are no intervals: {study.different_images}."
+    if evidence is None or score not in evidence.scores():
         return
+    compared: list[tuple[Variant, Variant]] = []
     for base in _bases(study):
-        found = [
-            (variant.label, difference)
-            for variant in study.variants
-            if (difference := study.difference(variant, base, score)) is not None
-        ]
-        compared += len(found)
+        # A pair that was compared the other way round says nothing new.
+        others = [v for v in study.variants if (base, v) not in compared]
+        found = [(v, d) for v in others if (d := study.difference(v, base, score)) is not None]
+        compared += [(variant, base) for variant, _ in found]
         if found:
             heading = f"{study.task_class.scores[score]} against {base.label}"
-            yield f"{heading}: {_sorted_by_chance(found)}."
-    evidence = study.evidence
-    seeds = max(evidence.seeds(variant.label) for variant in study.variants)
-    drawn = f"the {evidence.images:,} images" + (f" and the {seeds} seeds" if seeds > 1 else "")
-    note = f"Intervals are of 95 %, from {REPLICATES:,} bootstrap replicates that draw {drawn} anew."
-    if seeds == 1:
-        note += " With one seed they leave out how much trainings differ, so they are too narrow."
-    if compared > 1:
-        note += " If nothing made a difference, one in twenty would still seem to be beyond chance."
-    yield note
+            yield f"{heading}: {_sorted_by_chance([(variant.label, d) for variant, d in found])}."
+    yield _how(evidence, compared)
+
+
+def _how(evidence: Evidence, compared: Sequence[tuple[Variant, Variant]]) -> str:
+    """Where the intervals come from, and what they leave out."""
+    seeds = sorted({len(evidence.common_seeds(one.label, other.label)) for one, other in compared})
+    text = (
+        f"Intervals are of 95 %, from {REPLICATES:,} bootstrap replicates that draw the "
+        f"{evidence.images:,} images anew"
+    )
+    if seeds and seeds[-1] > 1:
+        counts = f"{seeds[-1]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+        text += f" and allow for the spread over {counts} seeds that both networks have"
+    text += "."
+    if not seeds or seeds[0] == 1:
+        text += " With one seed they leave out how much trainings differ, so they are too narrow."
+    if len(compared) > 1:
+        text += " If nothing made a difference, one in twenty would still seem to be beyond chance."
+    return text
 
 
 def _sorted_by_chance(found: Sequence[tuple[str, Interval]]) -> str:
@@ -96,5 +104,6 @@ def _idle(study: Study) -> Iterator[str]:
     for variant in study.variants:
         lines = [idle_blocks(training.rows) for training in variant.trainings]
         if all(lines):
-            trainings = plural(len(lines), "training")
-            yield f"{variant.label}, in {trainings}: {lines[0][0]}"
+            yield from (
+                f"{variant.label}, with seed {variant.trainings[0].seed}: {line}" for line in lines[0]
+            )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,11 @@ from polynl.files import write_atomically
 
 Array = np.ndarray[Any, Any]
 IMAGES, TRUTH = "images", "truth"
+# What NumPy and zipfile raise for damaged files.
+UNREADABLE = (
+    *(ValueError, KeyError, TypeError, AttributeError, EOFError, NotImplementedError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error),
+)
 # The file in the folder of a run.
 OUTCOMES = "outcomes.npz"
 
@@ -49,12 +55,14 @@ class Outcomes:
             with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             found = cls(arrays.pop(IMAGES), arrays.pop(TRUTH), arrays)
+            if not len(found.images) == len(found.truth) > 0:
+                raise ValueError(
+                    f"it is about {len(found.images)} images, and the truth of {len(found.truth)}"
+                )
         except OSError as error:
             raise SettingsError(f"{path} cannot be read: {error.strerror or error}.") from None
-        except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+        except UNREADABLE as error:
             raise SettingsError(f"{path} is not a file of outcomes, or is damaged: {error}.") from None
-        if not len(found.images) == len(found.truth) > 0:
-            raise SettingsError(f"{path} is damaged: it is about {len(found.images)} images.")
         return found
 
     def difference(self, other: Outcomes) -> str | None:

@@ -10,7 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from polynl.errors import SettingsError
+from polynl.results.evidence import load_outcomes
 from polynl.tasks.outcomes import OUTCOMES, Outcomes
+from polynl.tasks.registry import task_class
 from polynl.train.checkpoint import LAST_WEIGHTS
 from polynl.train.evaluation import evaluate, val_reader
 from polynl.train.failures import failures_explained
@@ -37,7 +39,8 @@ def find_outcomes(path: Path, console: Console) -> Scored:
     if path.is_dir() and not (path / RECIPE).is_file():
         raise SettingsError(f"{path} is not the folder of a run: it has no {RECIPE}.")
     if (path / OUTCOMES).is_file():
-        return Scored(load_recipe(path / RECIPE).task, Outcomes.load(path / OUTCOMES))
+        task = load_recipe(path / RECIPE).task
+        return Scored(task, load_outcomes(path / OUTCOMES, task_class(task)))
     weights = path / LAST_WEIGHTS if path.is_dir() else path
     if not weights.is_file():
         raise SettingsError(

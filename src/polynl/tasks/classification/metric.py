@@ -63,4 +63,5 @@ def score_top_k(outcomes: Outcomes, weights: Array) -> dict[str, Array]:
     return {
         name: 100 * (weights @ right.astype(float)) / weights.sum(1)
         for name, right in outcomes.arrays.items()
+        if name in ("top1", "top5")
     }

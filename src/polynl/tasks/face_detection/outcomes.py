@@ -48,7 +48,8 @@ def score_wider_face(outcomes: Outcomes, weights: Array) -> dict[str, Array]:
     for number, subset in enumerate(SUBSETS):
         if outcomes.truth[:, number].any():
             found, detections = (_reached(outcomes, kind, number, weights) for kind in ("face", "detection"))
-            faces = np.maximum(weights @ outcomes.truth[:, number], np.spacing(1))
+            faces = weights @ outcomes.truth[:, number]
+            faces = np.where(faces > 0, faces, np.nan)  # nothing to find, no score
             recall = found / faces[:, None]
             precision = found / np.maximum(detections, np.spacing(1))
             best = np.maximum.accumulate(precision[:, ::-1], 1)[:, ::-1]

@@ -89,8 +89,14 @@ def score_coco(outcomes: Outcomes, weights: Array) -> dict[str, Array]:
             # (rows, categories, thresholds); a category without an object has none.
             precision = np.stack(list(_average_precision(kind, outcomes, weights)), 1)
             for name, chosen in (("ap", slice(None)), ("ap50", slice(0, 1)), ("ap75", slice(5, 6))):
-                scores[f"{kind}_{name}"] = 100 * np.nanmean(precision[..., chosen], (1, 2))
+                scores[f"{kind}_{name}"] = 100 * _mean_of_what_there_is(precision[..., chosen])
     return scores
+
+
+def _mean_of_what_there_is(precision: Array) -> Array:
+    """The mean of each row over categories that have an object; NaN if none has."""
+    there = ~np.isnan(precision)
+    return np.where(there, precision, 0).sum((1, 2)) / np.where(there.any((1, 2)), there.sum((1, 2)), np.nan)
 
 
 def _average_precision(kind: str, outcomes: Outcomes, weights: Array) -> Iterator[Array]:
