@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "functional": {"functional", "files"},
     "blocks": {"blocks", "functional", "errors"},
     "insertion": {"insertion", "blocks", "errors"},
+    "beyond": {"beyond", "blocks", "functional"},
     "models": {"models", "insertion", "blocks", "functional", "config", "errors"},
     "data": {"data", "config", "errors", "files"},
     "tasks": {"tasks", "data", "models", "insertion", "blocks", "config", "errors", "extras", "files"},
@@ -93,7 +94,7 @@ MAY_IMPORT = {
     },
     "cli": {"commands", "errors", "terminal"},
     "__main__": {"cli", "extras", "terminal"},
-    "__init__": {"blocks", "functional", "insertion"},
+    "__init__": {"beyond", "blocks", "functional", "insertion"},
 }
 THIRD_PARTY = {
     "errors": set(),
@@ -105,6 +106,7 @@ THIRD_PARTY = {
     "functional": {"torch", "jaxtyping", "safetensors"},
     "blocks": {"torch", "jaxtyping"},
     "insertion": {"torch"},
+    "beyond": {"torch"},
     "models": {"torch", "torchvision", "safetensors", "pydantic"},
     "data": {"torch", "torchvision", "PIL", "rich", "pydantic"},
     "tasks": {

@@ -2,6 +2,7 @@
 
 TYPE_CHECKING = False  # as type checkers know it; to import `typing` takes as long as Python's start
 if TYPE_CHECKING:
+    from polynl.beyond import Stream, shard, unshard
     from polynl.blocks import (
         BLOCKS,
         TESA,
@@ -23,7 +24,7 @@ else:
         """Import a public name when it is first used: the command `polynl` starts before torch is loaded."""
         import importlib
 
-        if name in ("blocks", "functional", "insertion"):
+        if name in ("beyond", "blocks", "functional", "insertion"):
             return importlib.import_module(f"polynl.{name}")
         if name in __all__:
             for module in map(importlib.import_module, _HOMES):
@@ -48,6 +49,7 @@ __all__ = [
     "NonLocal",
     "PolyNL",
     "PolynomialLayer",
+    "Stream",
     "Summary",
     "build_block",
     "insert",
@@ -55,6 +57,14 @@ __all__ = [
     "load_peer",
     "remove",
     "restore",
+    "shard",
     "spec",
+    "unshard",
 ]
-_HOMES = ("polynl.blocks", "polynl.blocks.peers", "polynl.functional.summary", "polynl.insertion")
+_HOMES = (
+    "polynl.blocks",
+    "polynl.blocks.peers",
+    "polynl.functional.summary",
+    "polynl.insertion",
+    "polynl.beyond",
+)

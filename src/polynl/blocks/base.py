@@ -13,7 +13,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from polynl.blocks.options import choice, positive
-from polynl.blocks.pointwise import owned
+from polynl.blocks.pointwise import PointwiseNorm, owned
 from polynl.functional.gram import channels_first, is_tracing
 from polynl.functional.summary import Summary, counted
 
@@ -47,6 +47,11 @@ class Block(nn.Module, ABC):
     leaves_autocast: ClassVar[bool] = True
     adds_contributions: ClassVar[bool] = False
     """Whether y is a sum of what the positions of the summary contribute, so that there is influence."""
+    exchange: Callable[[Summary], Summary] | None = None
+    """What calling the block does with the summary of its input before it attends to it.
+
+    If x is a part of a map, in a stream or a shard, this adds the summaries of the other parts.
+    """
 
     def __init__(self, channels: int, init: Init) -> None:
         super().__init__()
@@ -111,15 +116,37 @@ class Block(nn.Module, ABC):
         if isinstance(x, torch.fx.Proxy):
             return self._recorded(x, mask, context)
         if context is not None:
-            return self.attend(x, self.summarize(context, mask))
-        if mask is None:
-            return self._computed(x, self._whole)
-        weights = self._weights(x, mask)
-        # NaN, and what overflows when it is cubed, would get into gradients even if left out of the sums.
-        hidden = (weights == 0).view(mask.shape).unsqueeze(1)
-        harmless = x.abs() <= torch.finfo(x.dtype).max ** 0.25
-        x = x.masked_fill(hidden & ~harmless, 0)
+            return self.attend(x, self._exchanged(self.summarize(context, mask)))
+        if mask is not None:
+            x = self._without_harm(x, mask)
+        if self.exchange is not None:
+            if problem := self.why_not_in_parts():
+                raise ValueError(f"{type(self).__name__} cannot be computed in parts: {problem}")
+            return self.attend(x, self._exchanged(self.summarize(x, mask)))
+        weights = None if mask is None else self._weights(x, mask)
         return self._computed(x, lambda x: self._whole(x, weights))
+
+    def why_not_in_parts(self) -> str | None:
+        """Why a part that attends to the summary of the whole map does not get what the map gets, if so."""
+        for layer in self.modules():
+            norm = layer.norm if isinstance(layer, PointwiseNorm) else None
+            if isinstance(norm, nn.GroupNorm):
+                return "its layer norm is over all positions"
+            if isinstance(norm, nn.BatchNorm1d) and (norm.training or norm.running_var is None):
+                return "its batch norm takes statistics over all positions: switch to eval mode"
+        return None
+
+    def _exchanged(self, summary: Summary) -> Summary:
+        return summary if self.exchange is None else self.exchange(summary)
+
+    def _without_harm(self, x: Tensor, mask: Tensor) -> Tensor:
+        """X without NaN, and what overflows when it is cubed, at positions of weight 0.
+
+        It would get into gradients even if left out of the sums.
+        """
+        hidden = (self._weights(x, mask) == 0).view(mask.shape).unsqueeze(1)
+        harmless = x.abs() <= torch.finfo(x.dtype).max ** 0.25
+        return x.masked_fill(hidden & ~harmless, 0)
 
     def summarize(
         self, x: Float[Tensor, "b c *spatial"], mask: Shaped[Tensor, "b *spatial"] | None = None

@@ -58,6 +58,10 @@ class ConvBaseline(LocalBlock):
         if self.offset is not None:
             nn.init.zeros_(self.offset)
 
+    def why_not_in_parts(self) -> str | None:
+        """A kernel of 3 sees beyond a part."""
+        return None if self.kernel_size == 1 else "its kernel needs the neighbours of a part"
+
     def _attend(
         self,
         x: Float[Tensor, "b n c"],

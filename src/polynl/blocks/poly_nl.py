@@ -121,7 +121,8 @@ class PolyNL(Block):
         context: Float[Tensor, "b c *context"] | None = None,
     ) -> Float[Tensor, "b c *spatial"]:
         """Z of the class's formula, in the layout of x."""
-        if mask is None and context is None and isinstance(x, Tensor) and not torch.is_grad_enabled():
+        alone = mask is None and context is None and self.exchange is None
+        if alone and isinstance(x, Tensor) and not torch.is_grad_enabled():
             z = self._of_one(x)
             if z is not None:
                 return z

@@ -63,6 +63,10 @@ class TESA(Block):
         self.out = PointwiseNorm(fused, channels, bias=False, zero=init == "identity", **factory)
         self.reset_parameters()
 
+    def why_not_in_parts(self) -> str | None:
+        """It has no summary."""
+        return "along rows and columns it is not a sum over positions"
+
     def summary_shapes(self) -> dict[str, tuple[int, ...]]:
         """It has no summary."""
         raise ValueError(NO_SUMMARY)

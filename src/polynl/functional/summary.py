@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from polynl.files import write_atomically
+from polynl.functional.collectives import gathered, largest_over_ranks, sum_over_ranks
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +53,18 @@ class Summary:
     def merged(self, other: Summary) -> dict[str, Tensor]:
         """The parts of both, merged."""
         return {name: part + other.parts[name] for name, part in self.parts.items()}
+
+    def scaled(self, factor: float) -> Summary:
+        """The summary in which every position counts `factor` times as much."""
+        return self._mapped(lambda tensor: tensor * factor)
+
+    def all_reduce(self, group: Any = None) -> Summary:
+        """The sum of the summaries of all processes of a group of torch.distributed, on each of them.
+
+        Gradients pass through: they are those of the sum of what all processes compute from it.
+        """
+        named = sum_over_ranks(self._named(), group)
+        return replace(self, count=named.pop("count"), parts=named)
 
     def to(self, *args: Any, **kwargs: Any) -> Summary:
         """On another device or in another dtype, as in `torch.Tensor.to`."""
@@ -158,6 +171,15 @@ class SoftmaxSummary(Summary):
             values = values + factor.unsqueeze(-1) * one.parts["values"]
         return {"maximum": maximum, "exponentials": exponentials, "values": values}
 
+    def scaled(self, factor: float) -> Summary:
+        """With exponentials and values `factor` times as large; the maximum stays."""
+        scaled = {name: part if name == "maximum" else part * factor for name, part in self.parts.items()}
+        return replace(self, count=self.count * factor, parts=scaled)
+
+    def all_reduce(self, group: Any = None) -> Summary:
+        """See :meth:`Summary.all_reduce`; here every process gathers the summaries of all and merges them."""
+        return _merged_over_ranks(self, group)
+
     def mean(self, name: str) -> Tensor:
         """A part divided by the sum of the exponentials; zero where that is zero."""
         total = self.parts["exponentials"]
@@ -179,9 +201,33 @@ class KeysAndValues(Summary):
         ours, theirs = (_with_weights(one.parts) if masked else one.parts for one in (self, other))
         return {name: torch.cat([part, theirs[name]], dim=1) for name, part in ours.items()}
 
+    def scaled(self, factor: float) -> Summary:
+        """With weights `factor` times as large."""
+        parts = _with_weights(self.parts)
+        return replace(self, count=self.count * factor, parts={**parts, "weights": parts["weights"] * factor})
+
+    def all_reduce(self, group: Any = None) -> Summary:
+        """See :meth:`Summary.all_reduce`; here every process gets the keys and values of all."""
+        # Processes may have different numbers of keys: all add keys of weight 0, up to the largest number.
+        keys = self.parts["keys"].shape[1]
+        missing = largest_over_ranks(keys, group, self.count.device) - keys
+        padded = {
+            name: torch.cat([part, part.new_zeros(len(part), missing, *part.shape[2:])], dim=1)
+            for name, part in _with_weights(self.parts).items()
+        }
+        return _merged_over_ranks(replace(self, parts=padded), group)
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The widths of keys and values."""
         return {name: tuple(self.parts[name].shape[2:]) for name in ("keys", "values")}
+
+
+def _merged_over_ranks(summary: Summary, group: Any) -> Summary:
+    """The summaries of all ranks, merged in the order of the ranks."""
+    merged: Any = 0
+    for named in gathered(summary._named(), group):
+        merged = merged + replace(summary, count=named.pop("count"), parts=named)
+    return merged
 
 
 def _with_weights(parts: dict[str, Tensor]) -> dict[str, Tensor]:
