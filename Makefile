@@ -14,7 +14,7 @@ UV      := $(BIN)/python -m uv pip install --python $(BIN)/python --compile-byte
 # uv takes half the time for torch's gigabytes. pip takes over where uv is missing or cannot use pip's settings.
 install = $(UV) $(1) || $(PIP) $(1)
 
-.PHONY: demo test lint types clean
+.PHONY: demo test lint types docs clean
 
 demo: $(STAMP)
 	$(BIN)/polynl reproduce --resume $(ARGS)
@@ -28,6 +28,10 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	$(BIN)/mypy
+
+# A static site of the pages and docstrings; a broken link or reference is an error.
+docs: $(STAMP)
+	$(BIN)/python docs/site/build.py
 
 # The tests compare with grad-cam, which requires an opencv-python-headless that would overwrite mmcv-lite's.
 $(STAMP): pyproject.toml constraints.txt

@@ -21,11 +21,15 @@ COMMANDS = (
     "evaluate",
     "evaluate-faces",
     "predict",
+    "apply",
     "explain",
+    "export",
     "report",
     "bench layers",
     "bench nets",
     "bench compare",
+    "blocks",
+    "recipes",
     "data scenes",
 )
 BENCH = "bench layers --blocks poly_nl --channels 4 --at-side 4 --sides 4 8 --at-channels 4 --runs 2"

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+import polynl
 from polynl import extras
 from polynl.__main__ import main
 from polynl.tasks.registry import task_class
@@ -75,7 +76,7 @@ def make_environment(folder: Path, requirement: str) -> Path:
     for name in closure(requirement) - {"polynl"}:
         link(name, site)
     (site / "polynl.pth").write_text(str(ROOT / "src"))
-    described = site / f"polynl-{PROJECT['version']}.dist-info"
+    described = site / f"polynl-{polynl.__version__}.dist-info"
     described.mkdir()
     lines = [f"Requires-Dist: {line}" for line in requirements("polynl")]
     (described / "METADATA").write_text("\n".join(["Metadata-Version: 2.4", "Name: polynl", *lines, ""]))
@@ -107,13 +108,14 @@ except ModuleNotFoundError:
 
 # Modules, slow to import, that the programs of an extra share; and these: `polynl …`, or Python's -c.
 PROGRAMS: dict[str, tuple[list[str], dict[str, list[str]]]] = {
-    "": (["polynl"], {"blocks": ["-c", CORE], "train": ["train", "scenes"]}),
+    "": (["polynl"], {"blocks": ["-c", CORE], "train": ["train", "scenes"], "version": ["--version"]}),
     "[train]": (
         ["polynl.cli", "polynl.train.loop"],
         {
             "list": ["train", CLASSES, "--list-keys"],
             "detector": ["train", INSTANCES],
             "report": ["report", "runs"],
+            "export": ["export", "runs", "--to", "onnx"],
         },
     ),
     "[detect]": (
@@ -193,6 +195,10 @@ def test_blocks_insertion_and_peers_work_with_the_core_alone(ended: dict[tuple[s
     assert ended["", "blocks"] == (0, "works\n", "")
 
 
+def test_the_command_tells_the_version_with_the_core_alone(ended: dict[tuple[str, str], Ended]) -> None:
+    assert ended["", "version"] == (0, f"polynl {polynl.__version__}\n", "")
+
+
 def test_a_command_without_its_extra_ends_with_one_line(ended: dict[tuple[str, str], Ended]) -> None:
     assert ended["", "train"] == (2, "", line("tyro", "train"))
 
@@ -205,6 +211,7 @@ def test_training_needs_less_than_detectors_and_reports(ended: dict[tuple[str, s
     code, _, errors = ended["[train]", "report"]
     assert code == 2
     assert errors in [line(package, "report") for package in ("jinja2", "matplotlib", "markupsafe")]
+    assert ended["[train]", "export"] == (2, "", line("onnx", "export"))
 
 
 @pytest.mark.parametrize("task", ["instances", "faces"])

@@ -2,6 +2,7 @@
 
 import sys
 
+from polynl import __version__
 from polynl.terminal import end_on_signals, set_up_streams
 
 
@@ -9,6 +10,9 @@ def main() -> None:
     """Run :func:`polynl.cli.main`; if a package is missing, say which extra installs it."""
     end_on_signals()
     set_up_streams()
+    if sys.argv[1:] == ["--version"]:
+        print(f"polynl {__version__}")
+        return
     try:
         from polynl.cli import main as run  # needs packages of its own, which the core does not bring
 

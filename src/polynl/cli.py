@@ -17,20 +17,14 @@ from rich.console import Group as RichGroup
 from rich.markup import escape
 from rich.table import Table
 
-from polynl.commands import (
-    BenchCompare,
-    BenchLayers,
-    BenchNets,
-    Compare,
-    DataScenes,
-    Evaluate,
-    EvaluateFaces,
-    Explain,
-    Predict,
-    Report,
-    Reproduce,
-    Train,
-)
+from polynl.commands.bench import BenchCompare, BenchLayers, BenchNets
+from polynl.commands.data import DataScenes, DataYolo
+from polynl.commands.export import Export
+from polynl.commands.images import Apply, Explain, Predict
+from polynl.commands.lists import Blocks, Recipes
+from polynl.commands.results import Compare, Report
+from polynl.commands.sharing import Share
+from polynl.commands.training import Evaluate, EvaluateFaces, Reproduce, Train
 from polynl.errors import (
     RunStoppedError,
     SettingsError,
@@ -65,14 +59,19 @@ COMMANDS = Group(
         "evaluate": Evaluate,
         "evaluate-faces": EvaluateFaces,
         "predict": Predict,
+        "apply": Apply,
         "explain": Explain,
         "compare": Compare,
+        "export": Export,
         "report": Report,
+        "share": Share,
         "bench": Group(
             "Measure the cost of layers and networks on this machine.",
             {"layers": BenchLayers, "nets": BenchNets, "compare": BenchCompare},
         ),
-        "data": Group("Create data sets.", {"scenes": DataScenes}),
+        "blocks": Blocks,
+        "recipes": Recipes,
+        "data": Group("Create and convert data sets.", {"scenes": DataScenes, "yolo": DataYolo}),
     },
 )
 
@@ -85,7 +84,9 @@ LESS_MEMORY = {
     "train": "Lower batch or workers, or use smaller images.",
     "evaluate": "Lower val_batch or workers.",
     "predict": "Use smaller images, or the CPU with --device cpu.",
+    "apply": "Use a smaller --tile, or the CPU with --device cpu.",
     "explain": "Use smaller images or fewer checkpoints at a time, or the CPU with --device cpu.",
+    "export": "Use smaller images with --size.",
     "compare": "Lower val_batch in the recipe, or workers.",
     "report": "Pass fewer runs at a time.",
     "bench": "Lower --batch, or measure smaller sizes or fewer methods at a time.",
@@ -93,7 +94,12 @@ LESS_MEMORY = {
 }
 
 # Arguments that must precede the options, since they could not be told from the values of recipe keys.
-FIRST = {"recipe": ("RECIPE", "the recipe"), "images": ("IMAGE …", "the images")}
+FIRST = {
+    "recipe": ("RECIPE", "the recipe"),
+    "images": ("IMAGE …", "the images"),
+    "checkpoint": ("RUN", "the run"),
+    "first": ("RUN_A RUN_B", "the runs"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -149,8 +155,9 @@ def _run(command: type[Command] | Group, name: str, words: list[str]) -> None:
 
 def _parse(command: type[Command], name: str, words: list[str]) -> Command:
     fields = [field.name for field in dataclasses.fields(command)]  # type: ignore[arg-type]
-    if fields[0] in FIRST and words and words[0].startswith("--") and "--help" not in words:
-        usage, argument = FIRST[fields[0]]
+    first = next(iter(fields), "")
+    if first in FIRST and "keys" in fields and words and words[0].startswith("--") and "--help" not in words:
+        usage, argument = FIRST[first]
         raise SettingsError(f"{argument} must come first, not {words[0]}: {name} {usage} [--key value …]")
     hints = get_type_hints(command, include_extras=True)
     shown = {field: Annotated[hints[field], _shown(hints[field])] for field in fields}
@@ -168,7 +175,8 @@ def _shown(hint: Any) -> Any:
     metavar = None
     match get_args(hint):
         case (kind, rest) if rest in (NoneType, ...):
-            metavar = "NAME" if kind is str else kind.__name__.upper()
+            parts = get_args(kind) or (kind,)
+            metavar = "NAME" if kind is str else " ".join(part.__name__.upper() for part in parts)
             metavar += " …" if rest is ... else ""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=_default_hint)
 
@@ -183,4 +191,6 @@ def _help(group: Group, name: str) -> RichGroup:
         text = command.help if isinstance(command, Group) else inspect.getdoc(command) or ""
         table.add_row(f"[bold]{word}[/]", escape(text.partition("\n\n")[0]))
     usage, further = f"usage: {name} COMMAND …", f"{name} COMMAND --help shows its options."
+    if group is COMMANDS:
+        further += f" {name} --version shows the version."
     return RichGroup(usage, "", group.help, "", table, "", further)

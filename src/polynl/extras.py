@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 # The packages whose import name is not their distribution's name with underscores.
@@ -40,9 +42,27 @@ def check_extra(extra: str) -> None:
             raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
 
+def check_package(package: str) -> None:
+    """Raise a ModuleNotFoundError that says which extra brings the package, if it is not installed."""
+    if importlib.util.find_spec(package) is None:
+        error = ModuleNotFoundError(f"No module named {package!r}", name=package)
+        raise ModuleNotFoundError(install_hint(error) or str(error), name=package)
+
+
 def install_hint(error: ModuleNotFoundError) -> str | None:
     """What to install, if an extra of polynl brings the module that was not found; otherwise None."""
     package = (error.name or "").partition(".")[0]
     if package not in extras():
         return None
     return f'this needs {package}, which is not installed: pip install "polynl[{extras()[package]}]"'
+
+
+@contextmanager
+def missing_extra_named() -> Iterator[None]:
+    """A package that is not installed is an error that says what to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (hint := install_hint(error)) is None:
+            raise
+        raise ModuleNotFoundError(hint, name=error.name) from error

@@ -85,6 +85,9 @@ def check_destination(path: Path, kind: str, option: str) -> None:
         there = next(path.iterdir(), None) if path.is_dir() else None
     except OSError as error:
         raise SettingsError(f"{option}: {path} cannot be written: {error.strerror}.") from None
+    is_device = path.exists() and not path.is_file() and not path.is_dir()
+    if not is_device and not os.access(path.resolve().parent, os.W_OK):
+        raise SettingsError(f"{option}: {path} cannot be written: its folder is read-only.")
     # Files of another model or of other images would be scored as if they were this one's.
     if there is not None:
         raise SettingsError(f"{option}: {path} already contains {there.name}; choose a new or empty folder.")

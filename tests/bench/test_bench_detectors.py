@@ -1,5 +1,6 @@
 """`polynl bench nets` with detectors: whole steps, and the same boxes for every variant."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from io import StringIO
@@ -24,8 +25,10 @@ from polynl.bench.measure import task
 from polynl.bench.networks import NETWORKS, run_networks
 from polynl.bench.settings import NetSettings
 from polynl.errors import SettingsError
+from polynl.models.faster_rcnn import faster_rcnn
 from polynl.models.resnet import PLACEMENTS
 from polynl.results.benchmark import Point
+from polynl.tasks.instance_segmentation.model import mask_rcnn
 
 NAME = "mask_rcnn_resnet18"
 NARROW = partial(mask_rcnn_detector, "resnet18", fpn_channels=16, box_width=16, mask_widths=(8,))
@@ -63,13 +66,12 @@ def test_a_run_counts_and_measures(tmp_path: Path) -> None:
     assert "Mask R-CNN, ResNet-18 at 64×64" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("build", [mask_rcnn, faster_rcnn])
 @pytest.mark.parametrize("arch", ["resnet18", "resnet50"])
-def test_a_network_of_that_name_is_the_detector(arch: str) -> None:
-    from polynl.tasks.instance_segmentation.model import mask_rcnn
-
+def test_a_network_of_that_name_is_the_detector(arch: str, build: Callable[..., nn.Module]) -> None:
     with torch.device("meta"):
-        model = NETWORKS[f"mask_rcnn_{arch}"].build(None, "res4", 64)
-        parameters = [p.shape for p in mask_rcnn(arch).parameters()]
+        model = NETWORKS[f"{build.__name__}_{arch}"].build(None, "res4", 64)
+        parameters = [p.shape for p in build(arch).parameters()]
     assert [p.shape for p in model.parameters()] == parameters
 
 

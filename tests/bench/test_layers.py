@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,14 +16,16 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from polynl.bench import layers, runner
-from polynl.bench.cases import CASES, PEERS, STYLES
+from polynl.bench.cases import CASES, LOOKS, PEERS
 from polynl.bench.layers import layer_points, run_layers, selected_cases
 from polynl.bench.measure import Task, task
 from polynl.bench.plots import layer_figure
-from polynl.bench.settings import LayerSettings
+from polynl.bench.settings import LayerSettings, NetSettings
+from polynl.blocks.registry import BLOCKS
 from polynl.errors import SettingsError
-from polynl.results.benchmark import Measurement, Point, Results, Step
-from polynl.results.formats import duration
+from polynl.results.benchmark import MEMORY, Measurement, Point, Results, Step
+from polynl.results.formats import byte_size, duration, ratio
+from polynl.results.tables import layer_tables, shape_tables
 
 TINY = LayerSettings(
     blocks=("poly_nl", "non_local"), channels=(4, 8), at_side=4, sides=(4, 6, 8), at_channels=8, runs=3
@@ -51,6 +54,67 @@ def test_sizes_of_both_sweeps_are_measured_once() -> None:
     assert len(points) == len(set(points)) == 2 * (2 + 3 - 1)
     assert {(p.side, p.channels) for p in points} == {(4, 4), (4, 8), (6, 8), (8, 8)}
     assert [p.side for p in points] == sorted(p.side for p in points)
+
+
+def test_shapes_of_ones_own_take_the_place_of_the_sweeps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--shape", 2, 8, 4, 6, 1, 4, 3, 3, "--blocks", "poly_nl", "--runs", 2, "--out", tmp_path]
+    code, shown, err = run(capsys, "bench", "layers", *words)
+    assert (code, err) == (0, "")
+    assert "Forward, maps of 2×8×4×6" in shown
+    assert "Forward + backward, maps of 1×4×3×3" in shown
+    results = Results.load(tmp_path / "layers.json")
+    assert [str(m.point) for m in results.measurements if m.method == "poly_nl"] == [
+        *("forward, 1×4×3×3", "training, 1×4×3×3", "forward, 2×8×4×6", "training, 2×8×4×6")
+    ]
+    assert results.command.endswith("--shape 2 8 4 6 1 4 3 3")
+    # A row of the table: time, ratio, spread, memory, ratio.
+    first, *_ = shape_tables(results)
+    m = results.at("poly_nl", Point("forward", 2, 4, 8, 6))
+    assert m is not None
+    assert first.lines()[2][-2:] == [byte_size(m.peak_bytes or 0), ratio(results.ratio(m, MEMORY))]
+    assert not list(tmp_path.glob("*.png")), "there is no sweep to draw"
+    code, _, err = run(capsys, "bench", "layers", *words, "--resume")
+    assert (code, err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shape": ((1, 8, 4, 4),), "sides": (4,)}, "--sides is for the sweeps, which --shape replaces"),
+        ({"shape": ((1, 8, 0, 4),)}, "--shape 0: expected a number above 0"),
+    ],
+)
+def test_shapes_that_cannot_be_measured(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        LayerSettings(**options)
+
+
+def test_times_of_a_busy_machine_have_no_ratios() -> None:
+    point, quiet_one = Point("forward", 1, 4, 8), Point("forward", 1, 6, 8)
+    calm, busy = (1.0, 1.0, 1.1, 1.0), (1.0, 1.0, 40.0, 50.0)
+    methods = {name: {"label": name} for name in ("conv1x1", "poly_nl", "tesa")}
+    results = Results("layers", "", dict(TINY.measured()), {}, methods, "conv1x1")
+    results.measurements = [
+        *(Measurement("conv1x1", at, calm, 10) for at in (point, quiet_one)),
+        Measurement("poly_nl", point, busy, 20),
+        *(Measurement("poly_nl", at, calm, 20) for at in (quiet_one,)),
+        Measurement("tesa", point, skipped="too slow"),
+    ]
+    _, times, memory, *_ = layer_tables(results)
+    assert times.lines()[2][1:3] == ["busy", "1.00"]
+    assert times.lines()[3][1:3] == ["–", "–"]
+    assert memory.lines()[2][1:3] == ["2.00", "2.00"], "memory does not depend on it"
+    assert "the machine was busy" in results.notes()[0]
+    # A busy reference spoils the ratios of all others at its size.
+    results.measurements[0] = Measurement("conv1x1", point, busy, 10)
+    results.measurements[2] = Measurement("poly_nl", point, calm, 20)
+    assert results.ratio(results.measurements[2]) is None
+    assert results.ratio(results.measurements[3]) == 1.0
+    results.measurements[0] = Measurement("conv1x1", point, calm, 10)
+    assert results.ratio(results.measurements[2]) == 1.0
+    assert not results.notes()
 
 
 def test_a_run_leaves_results_tables_and_figures(tmp_path: Path) -> None:
@@ -172,8 +236,19 @@ def test_peers_are_there_when_asked_for() -> None:
 
 def test_every_layer_has_a_look_of_its_own() -> None:
     names = [case.name for case in (*CASES, *PEERS)]
-    assert names == list(STYLES)
-    assert len({(style.marker, style.line) for style in STYLES.values()}) == len(STYLES)
+    assert names == list(LOOKS)
+    assert len({(style.marker, style.line) for style, _ in LOOKS.values()}) == len(LOOKS)
+
+
+def test_all_blocks_can_be_measured_by_their_names() -> None:
+    assert LayerSettings(blocks=("all",)) == LayerSettings()
+    assert LayerSettings(blocks=("se", "all", "se")).blocks[0] == "se"
+    assert LayerSettings(blocks=("conv", "grn")).blocks == ("conv1x1", "grn")
+    assert NetSettings(blocks=("all",)).blocks == LayerSettings().blocks
+    for block in BLOCKS:
+        assert LayerSettings(blocks=(block,)).blocks
+    with pytest.raises(SettingsError, match="no layer is called 'al'"):
+        LayerSettings(blocks=("al",))
 
 
 @pytest.mark.usefixtures("without_figures")

@@ -1,7 +1,9 @@
 """`polynl bench nets`: every variant beside the plain network."""
 
+import re
 from dataclasses import replace
 from io import StringIO
+from pathlib import Path
 
 import pytest
 import torch
@@ -80,3 +82,37 @@ def test_networks_run_with_each_placement() -> None:
     for placement in PLACEMENTS:
         model = network.build(torch.nn.Identity, placement)
         assert model.eval()(torch.randn(1, 3, 32, 32)).shape == (1, 1000)
+
+
+@pytest.mark.parametrize(
+    ("network", "placement"), [("torchvision/resnet18", "res4"), ("timm/convnext_atto", "stages.2.blocks.1")]
+)
+def test_networks_of_libraries_by_their_names(network: str, placement: str, tmp_path: Path) -> None:
+    if network.startswith("timm"):
+        pytest.importorskip("timm", reason="needs the extra 'timm'")
+    settings = replace(
+        TINY, network=network, blocks=("poly_nl",), placements=(placement,), runs=1, out=tmp_path
+    )
+    results = run_networks(settings, Console(quiet=True))
+    plain, variant = results.methods["plain"], results.methods[f"poly_nl@{placement}"]
+    assert plain["label"] == network
+    assert variant["parameters"] > plain["parameters"]
+    assert all(m.seconds for m in results.measurements)
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        ("torchvision/resnet181", "torchvision has no network 'resnet181'. Did you mean resnet18"),
+        (
+            "torchvision/mobilenet_v2",
+            "needs a layer3, and MobileNetV2 has none; name a module to put the block before, such as "
+            "features.17. Choose modules of the network",
+        ),
+        ("torchvision/ssdlite320_mobilenet_v3_large", "only classifiers can be measured"),
+        ("keras/resnet18", "expected torchvision/NAME or timm/NAME"),
+    ],
+)
+def test_networks_of_libraries_that_cannot_be_measured(network: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=re.escape(message)):
+        run_networks(replace(TINY, network=network, out=tmp_path), Console(quiet=True))

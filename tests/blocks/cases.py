@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,11 +11,19 @@ from torch import Tensor, nn
 
 from polynl import Block, Summary, build_block
 from polynl.functional.efficient import efficient_attention_reference
+from polynl.functional.gates import (
+    global_context_reference,
+    response_norm_reference,
+    squeeze_excite_reference,
+)
 from polynl.functional.latent_gnn import latent_gnn_reference
 from polynl.functional.non_local import concatenation_attention_reference, softmax_attention_reference
 from polynl.functional.poly_nl import poly_nl_reference
 from polynl.functional.polynomial import ccp_reference
+from polynl.functional.products import hydra_reference, separable_reference
+from polynl.functional.relu_linear import relu_linear_reference
 from polynl.functional.tesa import tesa_mode_reference
+from polynl.functional.xca import xca_reference
 
 CHANNELS = 8
 
@@ -103,6 +112,47 @@ def conv(block: Any, x: Tensor, spatial: torch.Size, y: Tensor, y_spatial: torch
     return z.flatten(1).T + (0 if block.offset is None else block.offset) + (x if block.residual else 0)
 
 
+def xca(block: Any, x: Tensor, spatial: torch.Size, y: Tensor, y_spatial: torch.Size) -> Tensor:
+    q, k, v = linear(block.q, y), linear(block.k, y), linear(block.v, x)
+    return x + normed(block.out, xca_reference(q, k, v, block.temperature))
+
+
+def relu_linear(block: Any, x: Tensor, spatial: torch.Size, y: Tensor, y_spatial: torch.Size) -> Tensor:
+    q, k, v = linear(block.q, x), linear(block.k, y), linear(block.v, y)
+    return x + normed(block.out, relu_linear_reference(q, k, v, block.heads))
+
+
+def separable(block: Any, x: Tensor, spatial: torch.Size, y: Tensor, y_spatial: torch.Size) -> Tensor:
+    scores, keys, values = linear(block.scores, y), linear(block.keys, y), linear(block.values, x)
+    return x + normed(block.out, separable_reference(scores, keys, values))
+
+
+def hydra(block: Any, x: Tensor, spatial: torch.Size, y: Tensor, y_spatial: torch.Size) -> Tensor:
+    q, k, v = linear(block.query, x), linear(block.key, y), linear(block.value, y)
+    return x + normed(block.out, hydra_reference(q, k, v, block.normalization))
+
+
+def se(block: Any, x: Tensor, spatial: torch.Size, y: Tensor, y_spatial: torch.Size) -> Tensor:
+    squeeze, excite = partial(linear, block.squeeze), partial(linear, block.out)
+    return squeeze_excite_reference(x, y, squeeze, excite, block.activation, block.gate)
+
+
+def global_context(block: Any, x: Tensor, spatial: torch.Size, y: Tensor, y_spatial: torch.Size) -> Tensor:
+    def transformed(layers: Any) -> Tensor:
+        hidden = linear(layers.squeeze, context)
+        hidden = (hidden - hidden.mean()) / (hidden.var(correction=0) + 1e-6).sqrt()
+        return linear(layers.out, (hidden * layers.norm.weight + layers.norm.bias).clamp_min(0))
+
+    soft = block.pooling == "softmax"
+    context = global_context_reference(y, linear(block.scores, y)[:, 0]) if soft else y.sum(dim=0) / len(y)
+    scaled = x if block.fusion == "add" else x * 2 / (1 + torch.exp(-transformed(block.scale)))
+    return scaled if block.fusion == "scale" else scaled + transformed(block.add)
+
+
+def grn(block: Any, x: Tensor, spatial: torch.Size, y: Tensor, y_spatial: torch.Size) -> Tensor:
+    return response_norm_reference(x, y, block.weight, block.bias)
+
+
 def polynomial(block: Any, x: Tensor, spatial: torch.Size, y: Tensor, y_spatial: torch.Size) -> Tensor:
     return ccp_reference(x, list(block.factors), block.out) + (0 if block.offset is None else block.offset)
 
@@ -170,6 +220,13 @@ DEFAULTS = [
     Case("latent_gnn", latent_gnn, {"latent_dims": 5}),
     Case("efficient_nl", efficient_nl),
     Case("poly_nl", poly_nl),
+    Case("xca", xca),
+    Case("relu_linear", relu_linear),
+    Case("separable", separable),
+    Case("hydra", hydra),
+    Case("se", se),
+    Case("global_context", global_context),
+    Case("grn", grn),
     Case("polynomial", polynomial),
     Case("conv", conv),
 ]
@@ -211,6 +268,12 @@ VARIANTS = [
     Case("conv", conv, {"kernel_size": 3, "bias": True, "residual": True}, equivariant=False, axes=(2,)),
     Case("conv", conv, {"kernel_size": 3, "spatial_axes": 3}, equivariant=False, axes=(3,)),
     Case("polynomial", polynomial, {"order": 2, "rank": 11, "bias": False}),
+    Case("xca", xca, {"heads": 2, "bias": True}),
+    Case("relu_linear", relu_linear, {"heads": 2, "inner_channels": 4, "norm": "batch", "bias": True}),
+    Case("separable", separable, {"inner_channels": 3, "bias": False}),
+    Case("hydra", hydra, {"inner_channels": 5, "normalization": "none", "bias": False}),
+    Case("se", se, {"inner_channels": 3, "activation": "silu"}),
+    Case("global_context", global_context, {"fusion": "both", "pooling": "mean", "inner_channels": 5}),
 ]
 
 CASES = DEFAULTS + VARIANTS

@@ -153,3 +153,27 @@ class LatentGNNOracle(nn.Module):
             y = torch.einsum("bdc,bdn->bcn", nodes, b).unflatten(-1, x.shape[2:])
             results.append(kernel.GraphConvWeight(y) if hasattr(kernel, "GraphConvWeight") else y)
         return x + self.gamma * self.up_channel(torch.cat(results, dim=1))
+
+
+class OfTokens(nn.Module):
+    """A module of tokens (b, n, c), on maps."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x):
+        return self.module(x.flatten(2).mT).mT.unflatten(-1, x.shape[2:])
+
+
+class HydraOracle(nn.Module):
+    """Hydra attention of tokens: queries and keys of unit length, as many heads as channels."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        pooled = (F.normalize(k, dim=-1) * v).sum(dim=1, keepdim=True)
+        return self.out(F.normalize(q, dim=-1) * pooled)

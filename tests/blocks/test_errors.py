@@ -49,6 +49,16 @@ BAD_OPTIONS = [
     ("conv", {"kernel_size": True}, r"kernel_size=True: expected one of 1, 3"),
     ("conv", {"kernel_size": 5}, r"kernel_size=5: expected one of 1, 3"),
     ("polynomial", {"order": 0}, r"order=0"),
+    ("xca", {"heads": 3}, r"heads=3: expected a divisor of channels=8"),
+    ("xca", {"residual": False}, r"residual=False: expected True with init='identity', .*use init='random'"),
+    ("hydra", {"residual": 1, "init": "random"}, r"residual=1: expected one of True, False"),
+    ("hydra", {"normalization": "softmax"}, r"normalization='softmax': expected one of 'cosine', 'none'"),
+    ("relu_linear", {"heads": 3}, r"heads=3: expected a divisor of inner_channels=8"),
+    ("se", {"gate": "sigmoid"}, r"gate='sigmoid': expected 'doubled' with init='identity'.*init='random'"),
+    ("se", {"gate": "tanh"}, r"gate='tanh': expected one of 'doubled', 'sigmoid', 'hard_sigmoid'"),
+    ("se", {"activation": "gelu"}, r"activation='gelu': expected one of 'relu', 'silu'"),
+    ("global_context", {"fusion": "mul"}, r"fusion='mul': expected one of 'add', 'scale', 'both'"),
+    ("global_context", {"pooling": "max"}, r"pooling='max': expected one of 'softmax', 'mean'"),
     ("polynomial", {"rank": 4}, r"rank=4: expected at least channels=8 to start as the identity"),
 ]
 

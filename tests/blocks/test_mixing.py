@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import CHANNELS, Case, efficient_nl, non_local, poly_nl
+from cases import CHANNELS, Case, efficient_nl, non_local, poly_nl, xca
 
 from polynl.functional import gram, mix, tesa_mode
 
@@ -14,6 +14,8 @@ GRAM_FAMILY = [
     Case("non_local", non_local, {"inner_channels": 8, "scale": "inner"}),
     Case("efficient_nl", efficient_nl, {"normalization": "none", "bias": False}),
     Case("efficient_nl", efficient_nl, {"normalization": "none", "bias": False, "heads": 2}),
+    Case("xca", xca),
+    Case("xca", xca, {"heads": 4}),
 ]
 family = pytest.mark.parametrize("case", GRAM_FAMILY, ids=str)
 

@@ -5,9 +5,26 @@ import itertools
 
 import pytest
 import torch
-from peer_oracles import AlexHexOracle, EfficientAttentionOracle, LatentGNNOracle, SlowFastOracle, randomised
+from peer_oracles import (
+    AlexHexOracle,
+    EfficientAttentionOracle,
+    HydraOracle,
+    LatentGNNOracle,
+    OfTokens,
+    SlowFastOracle,
+    randomised,
+)
 from torch import nn
 
+from polynl import (
+    XCA,
+    GlobalContext,
+    GlobalResponseNorm,
+    HydraAttention,
+    ReLULinearAttention,
+    SeparableAttention,
+    SqueezeExcite,
+)
 from polynl.blocks import EfficientNL, LatentGNN, NonLocal
 from polynl.blocks.peers import SOURCES, load_peer
 
@@ -86,6 +103,75 @@ def test_timm(use_scale, rd_channels):
     assert block.inner_channels == peer.t.out_channels
 
 
+@pytest.mark.parametrize(
+    ("layers", "options"),
+    [({}, {}), ({"act_layer": nn.SiLU, "gate_layer": "hard_sigmoid", "rd_channels": 5}, None)],
+)
+def test_timm_se(layers, options):
+    timm = pytest.importorskip("timm.layers")
+    options = {"act_layer": "silu", "gate_layer": "hard_sigmoid"} if options is None else options
+    peer = timm.SqueezeExcite(12, **layers)
+    block = assert_equal_to_peer(randomised(peer), "timm_se", maps(12, (5, 7)), **options)
+    assert block.inner_channels == peer.fc1.out_channels
+
+
+def test_torchvision_se():
+    ops = pytest.importorskip("torchvision.ops")
+    assert_equal_to_peer(randomised(ops.SqueezeExcitation(6, 3)), "timm_se", maps(6, (5, 7)))
+
+
+@pytest.mark.parametrize(
+    "layers", [{}, {"fuse_add": True, "fuse_scale": False}, {"fuse_add": True, "use_attn": False}]
+)
+def test_timm_global_context(layers):
+    timm = pytest.importorskip("timm.layers")
+    peer = timm.GlobalContext(12, rd_channels=5, **layers)
+    assert_equal_to_peer(randomised(peer), "timm_global_context", maps(12, (5, 7)))
+
+
+def test_timm_grn():
+    timm = pytest.importorskip("timm.layers.grn")
+    peer = timm.GlobalResponseNorm(6, channels_last=False)
+    assert_equal_to_peer(randomised(peer), "timm_grn", maps(6, (5, 7)))
+
+
+@pytest.mark.parametrize(("num_heads", "qkv_bias", "side"), [(1, False, 7), (2, True, 7), (4, False, 12)])
+def test_timm_xca(num_heads, qkv_bias, side):
+    xcit = pytest.importorskip("timm.models.xcit")
+    peer = OfTokens(xcit.XCA(8, num_heads=num_heads, qkv_bias=qkv_bias))
+    block = assert_equal_to_peer(randomised(peer), "timm_xca", maps(8, (5, side)), prefix="module")
+    assert block.heads == num_heads
+
+
+@pytest.mark.parametrize("dim", [8, 4])
+def test_timm_lite_mla(dim, monkeypatch):
+    efficientvit = pytest.importorskip("timm.models.efficientvit_mit")
+    peer = randomised(efficientvit.LiteMLA(16, 16, dim=dim, scales=()))
+    # It casts to fp32 inside, whatever it is given.
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    block = assert_equal_to_peer(peer, "timm_lite_mla", maps(16, (5, 7)), dim=dim)
+    assert block.heads == 16 // dim
+
+
+def test_timm_lite_mla_with_convolutions_at_several_scales_is_refused():
+    efficientvit = pytest.importorskip("timm.models.efficientvit_mit")
+    state = efficientvit.LiteMLA(16, 16, scales=(5,)).state_dict()
+    with pytest.raises(ValueError, match=r"unexpected aggreg\.0\.0\.weight|has shape"):
+        load_peer(state, "timm_lite_mla")
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_timm_linear_self_attention(bias):
+    mobilevit = pytest.importorskip("timm.models.mobilevit")
+    peer = mobilevit.LinearSelfAttention(6, bias=bias)
+    # Patches of one pixel, which is its next-to-last axis.
+    assert_equal_to_peer(randomised(peer), "timm_linear_self_attention", maps(6, (1, 35)))
+
+
+def test_hydra():
+    assert_equal_to_peer(randomised(OfTokens(HydraOracle(6))), "hydra", maps(6, (5, 7)), prefix="module")
+
+
 @pytest.mark.parametrize("axes", [1, 2, 3])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("sub_sample", [False, True])
@@ -149,12 +235,39 @@ def example(source):
         "slowfast": lambda: SlowFastOracle(4, 2),
         "efficient_attention": lambda: EfficientAttentionOracle(4, 2, 2, 2),
         "latentgnn": lambda: LatentGNNOracle(4, [2], 2),
+        "timm_se": lambda: nn.ModuleDict({"fc1": nn.Conv2d(4, 2, 1), "fc2": nn.Conv2d(2, 4, 1)}),
+        "timm_global_context": lambda: nn.ModuleDict(
+            {"conv_attn": nn.Conv2d(4, 1, 1)}
+            | {
+                name: nn.ModuleDict(
+                    {"fc1": nn.Conv2d(4, 2, 1), "norm": nn.LayerNorm(2), "fc2": nn.Conv2d(2, 4, 1)}
+                )
+                for name in ("mlp_add", "mlp_scale")
+            }
+        ),
+        "timm_grn": lambda: nn.LayerNorm(4),
+        "timm_xca": lambda: nn.ParameterDict({"temperature": torch.ones(2, 1, 1)}),
+        "timm_lite_mla": lambda: nn.ModuleDict(
+            {
+                "qkv": nn.ModuleDict({"conv": nn.Conv2d(4, 6, 1, bias=False)}),
+                "proj": nn.ModuleDict({"conv": nn.Conv2d(2, 4, 1, bias=False), "norm": nn.BatchNorm2d(4)}),
+            }
+        ),
+        "timm_linear_self_attention": lambda: nn.ModuleDict(
+            {"qkv_proj": nn.Conv2d(4, 5, 1), "out_proj": nn.Conv2d(2, 4, 1)}
+        ),
+        "hydra": lambda: HydraOracle(4),
     }
-    options = {"head_count": 2} if source == "efficient_attention" else {}
+    options = {"efficient_attention": {"head_count": 2}, "timm_lite_mla": {"dim": 1}}.get(source, {})
+    if source == "timm_xca":
+        linear = nn.ModuleDict({"qkv": nn.Linear(4, 12, bias=False), "proj": nn.Linear(4, 4)})
+        return randomised(modules[source]()).state_dict() | randomised(linear).state_dict(), options
     return randomised(modules[source]()).state_dict(), options
 
 
 every_source = pytest.mark.parametrize("source", SOURCES)
+CONVOLVING = [name for name, source in SOURCES.items() if source.convolves]
+COUNTING = [name for name in SOURCES if any(key.endswith("tracked") for key in example(name)[0])]
 
 
 @every_source
@@ -216,7 +329,7 @@ def test_takes_the_peer_out_of_a_network(source, given):
     )
 
 
-@pytest.mark.parametrize("source", [name for name in SOURCES if name != "efficient_attention"])
+@pytest.mark.parametrize("source", COUNTING)
 def test_old_state_dicts_lack_the_counter(source):
     state, options = example(source)
     old = {key: tensor for key, tensor in state.items() if not key.endswith("num_batches_tracked")}
@@ -251,7 +364,17 @@ def test_defaults_are_those_of_the_peers():
 
 @every_source
 def test_makes_the_block_of_its_kind(source):
-    kinds = {"efficient_attention": EfficientNL, "latentgnn": LatentGNN}
+    kinds = {
+        "efficient_attention": EfficientNL,
+        "latentgnn": LatentGNN,
+        "timm_se": SqueezeExcite,
+        "timm_global_context": GlobalContext,
+        "timm_grn": GlobalResponseNorm,
+        "timm_xca": XCA,
+        "timm_lite_mla": ReLULinearAttention,
+        "timm_linear_self_attention": SeparableAttention,
+        "hydra": HydraAttention,
+    }
     state, options = example(source)
     assert type(load_peer(state, source, **options)) is kinds.get(source, NonLocal)
 
@@ -300,7 +423,7 @@ def test_every_shape_is_checked(source):
             load_peer(state | {key: longer}, source, **options)
 
 
-@every_source
+@pytest.mark.parametrize("source", CONVOLVING)
 def test_a_linear_layer_is_no_convolution(source):
     state, options = example(source)
     linear = {key: tensor[(..., *(0,) * (tensor.dim() - 2))] for key, tensor in state.items()}

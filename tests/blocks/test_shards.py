@@ -38,6 +38,7 @@ def compare_all(rank: int, ranks: int, store: Path) -> None:
     check_one_collective(rank, STRIPS[ranks])
     if ranks == 2:
         shard_differently(rank)
+        reduce_differently(rank)
     distributed.destroy_process_group()
 
 
@@ -95,6 +96,21 @@ def shard_differently(rank: int) -> None:
         with pytest.raises(ValueError, match=place):
             polynl.shard(block)
         assert all(getattr(module, "exchange", None) is None for module in block.modules())
+
+
+def reduce_differently(rank: int) -> None:
+    """Other channels, blocks and batches are named, where gloo would end the process."""
+    maps = [torch.randn(1, channels, 3, 3) for channels in (8, 16)]
+    blocks = [PolyNL(8), PolyNL(16)][rank], [PolyNL(8), NonLocal(8)][rank]
+    with pytest.raises(ValueError, match=r"summaries: products \(8,\) .* rank 0, products \(16,\) .* rank 1"):
+        blocks[0].summarize(maps[rank]).all_reduce()
+    with pytest.raises(ValueError, match=r"different summaries: products \(8,\) .* on rank 0, .* on rank 1"):
+        blocks[1].summarize(maps[0]).all_reduce()
+    block = polynl.shard(torch.nn.Sequential(PolyNL(8)))
+    with pytest.raises(
+        ValueError, match=r"^0: .* of a batch of 2, torch.float32 on rank 0, .* of 1, .* rank 1"
+    ):
+        block(torch.randn(2 - rank, 8, 3, 3))
 
 
 def test_without_processes_it_says_what_to_do() -> None:

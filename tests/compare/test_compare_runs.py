@@ -14,7 +14,7 @@ from rich.console import Console
 from polynl import cli
 from polynl.tasks.outcomes import Outcomes
 from polynl.train.loop import train
-from polynl.train.recipe_file import load_recipe
+from polynl.train.recipe_file import load_recipe, to_yaml
 
 TESTS = Path(__file__).parent.parent
 TINY = {
@@ -94,6 +94,26 @@ def test_a_difference_beyond_chance_names_the_better_one(
         code, said = compare(*order)
         assert code == 0
         assert f"{better} is better on images like these: Top-1 differs by" in said
+
+
+def test_what_else_the_trainings_differ_in_is_said(runs: list[Path], tmp_path: Path, compare: Run) -> None:
+    _, said = compare(*runs)
+    assert "not trained alike" not in said, "only the block differs"
+    other = shutil.copytree(runs[1], tmp_path / "other")
+    recipe = load_recipe(other / "recipe.yaml", ["--optimizer.lr", "0.5", "--workers", "1", "--seed", "9"])
+    (other / "recipe.yaml").write_text(to_yaml(recipe))
+    _, said = compare(runs[0], other)
+    assert said.endswith("so not only blocks make the difference: optimizer.lr.")
+
+
+def test_with_keys_of_the_recipe_both_are_scored_now(runs: list[Path], compare: Run) -> None:
+    code, said = compare(*runs, "--data.val-images", "30")
+    assert code == 0
+    assert f"Scoring {runs[0] / 'last.safetensors'}" in said
+    assert "On 30 images" in said
+    code, said = compare("--data.val-images", "30", *runs)
+    assert code == 2
+    assert "the runs must come first, not --data.val-images: polynl compare RUN_A RUN_B" in said
 
 
 def test_checkpoints_and_older_runs_are_scored_now(runs: list[Path], tmp_path: Path, compare: Run) -> None:

@@ -236,8 +236,8 @@ def test_a_new_block_adds_nothing(images: Path, tmp_path: Path, capsys: Any) -> 
     words = ["--model", "torchvision/resnet18", "--insert", "poly_nl@layer3.1", "--out", tmp_path]
     code, out, err = explain(capsys, images / "a.png", *words)
     assert (code, err) == (0, "")
-    assert "resnet18 + poly_nl@layer3.1 has random weights" in out
-    assert "its block adds nothing: it is new or untrained" in out
+    assert "resnet18 + poly_nl@layer3.1 (random weights): load others with --weights FILE." in out
+    assert "added by its block: nothing, the block is new or untrained" in out
     assert drawn(tmp_path) == {f"a-{kind}.png" for kind in KINDS}
 
 
@@ -286,6 +286,21 @@ def test_torchvisions_detectors_by_name(images: Path) -> None:
     assert network.labels[1] == "person"
 
 
+def test_networks_by_name_side_by_side(images: Path, tmp_path: Path, capsys: Any) -> None:
+    """Blocks go into the networks that have their modules, and weights are given in the networks' order."""
+    torch.manual_seed(1)
+    save_file(stir(resnet18()).state_dict(), tmp_path / "mine.safetensors")
+    words = ["--model", "torchvision/resnet18", "--model", "torchvision/mobilenet_v3_small"]
+    words += ["--model", "torchvision/resnet18", "--insert", "poly_nl@layer3.1"]
+    words += ["--weights", tmp_path / "mine.safetensors", "--weights", "none", "--weights", "none"]
+    code, out, err = explain(capsys, images / "a.png", *words, "--out", tmp_path / "out")
+    assert (code, err) == (0, "")
+    assert "resnet18 + poly_nl@layer3.1, mine.safetensors: " in out
+    assert "resnet18 + poly_nl@layer3.1 (random weights): load others with --weights FILE." in out
+    assert "mobilenet_v3_small (random weights): " in out
+    assert drawn(tmp_path / "out") == {f"a-{kind}.png" for kind in KINDS}
+
+
 def test_strides_in_the_1x1_convolution() -> None:
     model: Any = network_by_name("torchvision/resnet50", None, stride_in_1x1=True).model
     assert model.layer2[0].conv1.stride == (2, 2)
@@ -327,6 +342,10 @@ MISTAKES: dict[str, tuple[Words, str]] = {
         "best.safetensors' does not fit the ResNet, missing: ",
     ),
     "no weights": (lambda r, i, t: [i, *RESNET, "--weights", t / "x"], "x cannot be read: No such file"),
+    "too few weights": (
+        lambda r, i, t: [i, *RESNET, *RESNET, "--weights", r["none"]],
+        "1 --weights for 2 networks: specify one for every --model",
+    ),
     "weights alone": (lambda r, i, t: [i, "--checkpoint", r["none"], "--weights", "x"], "need --model"),
     "no library": (lambda r, i, t: [i, "--model", "resnet18"], "expected torchvision/NAME or timm/NAME"),
     "no network": (lambda r, i, t: [i, "--model", "torchvision/resnet181"], "Did you mean resnet18"),
@@ -362,7 +381,7 @@ MISTAKES: dict[str, tuple[Words, str]] = {
     ),
     "a place that is cut off": (
         lambda r, i, t: [i / "b.jpg", *RESNET, "--position", 3, 2],
-        "--position 3 2 is in a border of the image that resnet18 crops.",
+        "--position 3 2 is in a border of the image that resnet18 (random weights) crops.",
     ),
     "no class": (lambda r, i, t: [i, *RESNET, "--target", "tabbi"], "Did you mean tabby"),
     "a class too many": (lambda r, i, t: [i, *RESNET, "--target", 1000], "there is no class 1000"),
@@ -374,7 +393,7 @@ MISTAKES: dict[str, tuple[Words, str]] = {
     ),
     "a detection of a classifier": (
         lambda r, i, t: [i, *RESNET, "--detection", 0],
-        "--detection 0 is for detectors; use --target for resnet18.",
+        "--detection 0 is for detectors; use --target for resnet18 (random weights).",
     ),
     "a place outside one of several images": (
         lambda r, i, t: [i, "--checkpoint", r["none"], "--position", 50, 50],

@@ -73,21 +73,19 @@ def test_grad_cam_that_is_zero_stays_so() -> None:
 
 def test_norms_in_a_row_for_each_network_with_a_block() -> None:
     norms = FeatureNorms(MAP, torch.zeros(3, 4), 3 * MAP + 1)
+    trained = norms._replace(y=MAP / 1024)
     figure = norms_figure(
-        [explanation("plain"), explanation("dog", norms=norms), explanation("cat", norms=norms)]
+        [explanation("plain"), explanation("dog", norms=norms), explanation("cat", norms=trained)]
     )
     found = panels(figure)
-    assert len(found) == 8
-    assert [axes.get_title() for axes in found[4:]] == [
-        "cat",
-        "X, input",
-        "Y, added by the block: nothing",
-        "Z, output",
-    ]
+    titles = [axes.get_title() for axes in found]
+    assert titles[4:] == ["cat", "X, input", "Y, added by the block\n‖Y‖ ÷ ‖X‖ = 0.00098", "Z, output"]
+    assert titles[2] == "Y, added by the block\nnothing, the block is new or untrained"
     every_limit = ((0, 8), (0, 1), (1, 25))
     for axes, values, limits in zip(found[1:4], norms, every_limit, strict=True):
         assert_shows(axes, values, limits)
-    assert bars(figure) == [("norm", limits) for limits in every_limit * 2]
+    assert_shows(found[6], trained.y, (0, 8 / 1024))
+    assert bars(figure) == [("norm", limits) for limits in (*every_limit, (0, 8), (0, 8 / 1024), (1, 25))]
 
 
 @pytest.mark.parametrize(("spot", "marks"), [((5.0, 7.0), 2), ((5.0, 7.0, 9.0, 20.0), 2)])
@@ -112,6 +110,12 @@ def test_a_block_that_adds_nothing_says_so() -> None:
     assert axes.get_title() == "dog\nits block adds nothing yet"
     assert_shows(axes, torch.zeros(3, 4), (-1, 1), signed=True)
     assert bars(figure) == [("share, %", (-1, 1))]
+
+
+def test_the_influence_of_an_untrained_block_is_marked_as_such() -> None:
+    norms = FeatureNorms(MAP, torch.zeros(3, 4), MAP)
+    figure = influence_figure([explanation("dog", spot=(1, 2), shares=MAP / MAP.sum(), norms=norms)])
+    assert panels(figure)[1].get_title() == "dog\nuntrained: what its block would add"
 
 
 def test_the_box_of_a_detection_is_on_its_grad_cam() -> None:

@@ -1,4 +1,4 @@
-"""Contributions and influence of the positions of another map, to which a block attends."""
+"""Contributions and influence of the positions of a context that a block attends to, and of a masked map."""
 
 from typing import Any
 
@@ -86,3 +86,17 @@ def test_a_context_that_does_not_fit_is_refused(part: Any) -> None:
         part(block, x, (1, 1), context=x[:1])
     with pytest.raises(ValueError, match=r"PolyNL: x has shape \(2, 3, 3, 3\); expected a batch of maps"):
         part(block, x, (1, 1), context=x[:, :3])
+
+
+@every_case
+def test_masked_positions_contribute_nothing(case: Case) -> None:
+    block, x = built(*case), feature_map(2, (4, 6))
+    mask = torch.ones(2, 4, 6, dtype=torch.bool)
+    mask[0, :, 4:] = mask[1, 2:] = False
+    with torch.no_grad():
+        z = block(x, mask=mask)
+    found, shares = (explain(block, x, (1, 2), mask=mask) for explain in (contributions, influence))
+    assert_close(found.total(), z[..., 1, 2], 1e-12)
+    assert_close(shares.flatten(1).sum(1), torch.ones(2), 1e-11)
+    assert found.parts.unflatten(1, found.spatial)[0, :, -1].abs().max() == 0
+    assert shares[1, -1].abs().max() == 0

@@ -154,7 +154,9 @@ def test_maps_of_a_detector_are_without_the_padding() -> None:
     places = torch.zeros(2, 4, 4)
     places[0, 3, 1] = 1
     places[1, :3, :] = 1 / 12
-    expected = influence(model.get_submodule(name), x, places)
+    inside = torch.zeros(2, 4, 4, dtype=torch.bool)
+    inside[0, :, :2] = inside[1, :3] = True
+    expected = influence(model.get_submodule(name), x, places, mask=inside)
     assert_close(one, expected[0, :, :2], 1e-6)
     assert_close(other, expected[1, :3], 1e-6)
     # Two in a batch are of one size, and so is one alone.
@@ -169,8 +171,10 @@ def test_points_are_pixels_of_the_image_before_it_is_resized() -> None:
     assert x.shape[-2:] == (8, 8)
     places = torch.zeros(2, 8, 8)
     places[0, 5, 2] = places[1, 3, 5] = 1
+    inside = torch.zeros(2, 8, 8, dtype=torch.bool)
+    inside[0, :6, :3] = inside[1, :4, :6] = True
     one, other = influence_map(model, given, [(31, 63), (63, 39)])
-    expected = influence(model.get_submodule(name), x, places)
+    expected = influence(model.get_submodule(name), x, places, mask=inside)
     assert_close(one, expected[0, :6, :3], 1e-6)
     assert_close(other, expected[1, :4, :6], 1e-6)
 

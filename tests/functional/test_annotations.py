@@ -20,6 +20,17 @@ def t(*shape: int) -> Tensor:
 
 
 EXAMPLES = {
+    "channel_attention": (t(B, 2, 3, 3), t(B, 2, 3).square(), t(B, 2, 3).square(), t(2, 1, 1)),
+    "gated": (t(B, N, C), t(B, 1, C), "doubled"),
+    "hydra_attend": (t(B, N, D), t(B, D)),
+    "hydra_sum": (t(B, N, D), t(B, N, D), "cosine", t(B, N)),
+    "position_sum": (t(B, N, C), t(B, N)),
+    "relu_linear_attend": (t(B, N, D), t(B, 2, D // 2), t(B, 2, D // 2, C // 2)),
+    "relu_linear_sums": (t(B, N, D), t(B, N, C), 2, t(B, N).square()),
+    "response": (t(B, C).square(),),
+    "separable_attend": (t(B, N, C), t(B, C)),
+    "xca_mixing": (t(B, C, C), t(D, C), t(D, C), t(D, C), t(C, D), t(2, 1, 1)),
+    "xca_sums": (t(B, N, D), t(B, N, D), 2, t(B, N).square()),
     "attend_by_head": (t(B, N, D), t(B, 2, D // 2, C // 2), "softmax"),
     "ccp": (t(B, N, C), [t(D, C), t(D, C)], t(C, D), t(C)),
     "concatenation_attention": (t(B, N, D), t(B, M, D), t(B, M, C), t(2 * D), t(B, M)),
@@ -38,12 +49,14 @@ EXAMPLES = {
     "poly_nl_attend": (t(B, N, C), t(B, D), t(C, D), t(), t(), t(D, C)),
     "poly_nl_branch": (t(B, N, C), t(B, D), t(C, D), t(D, C)),
     "poly_nl_sum": (t(B, N, C), t(D, C), t(D, C), t(B, N)),
+    "poly_sa": (t(B, 2, N, D), t(B, 2, N, D), t(B, 2, N, D), t(2, N), t(2, N), t(D), t(D)),
     "project": (t(B, N, C), t(D, C), t(D)),
     "softmax_attention": (t(B, N, D), t(B, M, D), t(B, M, C), 0.5, t(B, M).square()),
     "softmax_sums_by_head": (t(B, N, D), t(B, N, C), 2, t(B, N).square()),
     "sums_by_head": (t(B, N, D), t(B, N, C), 2, t(B, N)),
     "tesa_mode": (t(B, C, 3, 4), t(B, C, 3, 4), t(B, C, 3, 4), 2),
     "unit_length": (t(B, N, C), -1),
+    "windowed_mean": (t(B, 6, C), (2, 3), (1, 3), t(B, 6).square()),
 }
 # Keyword-only arguments, which have no default.
 OPTIONS = {"latent_sums": {"symmetric": False}}

@@ -8,6 +8,7 @@ import torchvision
 from torch import nn
 
 from polynl.insertion import inserted
+from polynl.insertion.hooks import wiring_of
 
 
 def from_torchvision(name):
@@ -42,6 +43,10 @@ class Tiny(nn.Module):
         def forward(self, *, x):
             return x
 
+    class Keywords(nn.Module):
+        def forward(self, **inputs):
+            return inputs["x"]
+
     class Pair(nn.Module):
         def forward(self, x):
             return x, x
@@ -53,6 +58,7 @@ class Tiny(nn.Module):
         self.stage = nn.Sequential(nn.Conv2d(8, 12, 1), nn.Sequential(nn.ReLU(), nn.Conv2d(12, 16, 1)))
         self.drop = nn.Dropout(0.5)
         self.named = self.Named()
+        self.keywords = self.Keywords()
         self.pair = self.Pair()
         self.unused = nn.Conv2d(1, 1, 1)
         self.empty = nn.Sequential()
@@ -61,7 +67,7 @@ class Tiny(nn.Module):
 
     def forward(self, x):
         x = self.drop(self.stage(self.norm(self.stem(x))))
-        x, _ = self.pair(self.named(x=x))
+        x, _ = self.pair(self.keywords(x=self.named(x=x)))
         for layer in self.listed:
             x = layer(x)
         return self.fc(x.mean((2, 3)))
@@ -81,6 +87,12 @@ def randomised(model):
 
 def hooks(model):
     return [name for name, m in model.named_modules() if m._forward_hooks or m._forward_pre_hooks]
+
+
+def layout_at(model, name):
+    """The layout that was found for the block of this name."""
+    parent, _, child = name.rpartition(".")
+    return wiring_of(model.get_submodule(parent), child).layout
 
 
 def wrapped_by_hand(model, target, before, after):

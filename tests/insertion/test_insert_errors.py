@@ -31,8 +31,26 @@ def snapshot(model):
         ({"after": "empty"}, r'after "empty" \(Sequential\): it is empty'),
         ({"after": "listed"}, r'"listed" \(ModuleList\).*choose one of listed.0, listed.1'),
         ({"before": "unused"}, r'before "unused" \(Conv2d\).*does not call it'),
-        ({"before": "named"}, r'before "named" \(Named\).*only keyword arguments \(x\)'),
-        ({"after": "pair"}, r'after "pair" \(Pair\).*tuple of 2'),
+        ({"before": "named", "argument": "y"}, r"argument='y': the forward of Named takes x"),
+        (
+            {"before": "named", "argument": 1},
+            r"no argument 1; choose one with argument=: x of shape \(1, 16,",
+        ),
+        ({"before": "named", "argument": "x.y"}, r"no item 'y' in a Tensor"),
+        (
+            {"after": "pair"},
+            r'after "pair" \(Pair\).*tuple of 2; choose one with output=: 0 of shape \(1, 16,',
+        ),
+        ({"after": "pair", "output": 2}, r"no item '2' in a tuple"),
+        ({"after": "pair", "argument": 0}, r"argument=0 is for blocks before a module: pass before="),
+        ({"before": "stage", "layout": "nchw"}, r"layout='nchw': expected one of auto, channels_first"),
+        ({"before": "stage", "prefix_tokens": -1}, r"prefix_tokens=-1: expected a number of tokens"),
+        ({"before": "stage", "grid": 14}, r"grid=14: expected the height and width of the tokens"),
+        (
+            {"before": "stage", "grid": (2, 2), "layout": "channels_last"},
+            r"for tokens .*layout='channels_last'",
+        ),
+        ({"before": "stage", "grid": (2, 2)}, r"got a tensor of shape \(1, 8, 112, 112\): tokens are"),
         ({"before": "fc"}, r'before "fc" \(Linear\).*\(1, 16\)'),
         ({"after": ["stage", "stage.1.1"]}, r'already a block after "stage.1.1"'),
         ({"before": "stage", "channels": 8, "example": 1}, "channels or example, not both"),
@@ -160,7 +178,10 @@ def test_a_scripted_module():
 
 @pytest.mark.parametrize(
     ("side", "name", "match"),
-    [("before", "named", "Named.* by position"), ("after", "pair", "after Pair.*tuple of 2")],
+    [
+        ("after", "pair", r"after Pair needs one tensor.*tuple of 2; choose one with output=: 0 of"),
+        ("before", "keywords", r"before Keywords got no argument 0; choose one with argument=: x of"),
+    ],
 )
 def test_what_no_pass_could_see_fails_when_it_runs(side, name, match):
     model = insert(Tiny(), "poly_nl", **{side: name}, channels=16)

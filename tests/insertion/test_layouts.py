@@ -1,14 +1,13 @@
-"""Blocks go on maps whose channels are on axis 1; every other layout is refused by its name."""
-
-import re
+"""Blocks go on maps with channels first or last and on tokens; the layout is found or given."""
 
 import pytest
 import torch
 import torchvision
+from hosts import layout_at
 from torch import nn
 
-from polynl.blocks.poly_nl import PolyNL
-from polynl.insertion import insert, inserted
+from polynl.insertion import insert, inserted, remove
+from polynl.insertion.layouts import Layout
 
 
 def encoder_layer():
@@ -31,64 +30,202 @@ class Mixed(nn.Module):
         return self.rows(x.permute(0, 2, 3, 1))
 
 
-class OnTokens(nn.Module):
-    """What errors advise: a module that moves the channels to axis 1 and back."""
-
-    def __init__(self, channels):
-        super().__init__()
-        self.block = PolyNL(channels, init="random")
-
-    def forward(self, x):
-        return self.block(x.mT).mT
+def by_hand(block, x, prefix, grid):
+    """What a block does with tokens, written out."""
+    y = block(x[:, prefix:].mT.unflatten(2, grid)).flatten(2).mT
+    return torch.cat([x[:, :prefix], y], 1)
 
 
-# Refused
+# Found
 
 
 @pytest.mark.parametrize(
     ("make", "side", "place", "shape"),
     [
         (encoder_layer, "before", "", (2, 5, 8)),
-        (encoder_layer, "after", "linear1", (2, 5, 8)),
+        (encoder_layer, "after", "linear2", (2, 5, 8)),
         (lambda: nn.TransformerEncoder(encoder_layer(), 2), "before", "layers.1", (2, 5, 8)),
         (lambda: nn.TransformerEncoder(encoder_layer(), 2), "after", "", (2, 8, 8)),
         (lambda: nn.Sequential(nn.ReLU(), nn.GRU(8, 8, batch_first=True)), "before", "0", (2, 5, 8)),
         (Mixed, "before", "tokens", (2, 3, 4, 6)),
     ],
 )
-def test_tokens_are_refused(make, side, place, shape):
-    with pytest.raises(ValueError, match=r"tokens \(b, n, c\) of shape \(2, \d+, (8|16)\): choose a place"):
-        insert(make(), "poly_nl", **{side: place}, example=torch.zeros(shape))
+def test_tokens_are_found(make, side, place, shape):
+    model = insert(make(), "poly_nl", **{side: place}, example=torch.zeros(shape))
+    ((name, block),) = inserted(model).items()
+    assert block.channels == 8
+    assert layout_at(model, name) == Layout("tokens", 0, (4, 6) if len(shape) == 4 else None)
 
 
 @pytest.mark.parametrize(
-    ("name", "target", "size", "layout"),
+    ("name", "target", "size", "layout", "channels"),
     [
-        ("swin_t", "features.1.0", (64, 64), "a map (b, h, w, c) of shape (1, 16, 16, 96)"),
-        ("swin_t", "features.3.1", (68, 100), "a map (b, h, w, c) of shape (1, 9, 13, 192)"),
-        ("convnext_tiny", "features.1.0.block.2", (64, 64), "a map (b, h, w, c) of shape (1, 16, 16, 96)"),
-        ("swin3d_t", "features.0.0", (4, 64, 64), "a map (b, d, h, w, c) of shape (1, 2, 16, 16, 96)"),
-        ("vit_b_32", "encoder.layers.encoder_layer_1", (224, 224), "tokens (b, n, c) of shape (1, 50, 768)"),
+        ("swin_t", "features.3.1", (68, 100), Layout("channels_last"), 192),
+        ("convnext_tiny", "features.1.0.block.2", (64, 64), Layout("channels_last"), 96),
+        ("swin3d_t", "features.0.0", (4, 64, 64), Layout("channels_last"), 96),
+        ("vit_b_32", "encoder.layers.encoder_layer_1", (224, 224), Layout("tokens", 1, (7, 7)), 768),
     ],
 )
-def test_networks_that_keep_channels_last_are_refused(name, target, size, layout):
+def test_layouts_of_torchvision_are_found(name, target, size, layout, channels):
     with torch.device("meta"):
         model = torchvision.models.get_model(name, weights=None)
-    with pytest.raises(ValueError, match=rf'"{target}" .*{re.escape(layout)}'):
-        insert(model, "poly_nl", before=target, example=torch.zeros(1, 3, *size, device="meta"))
+    insert(model, "poly_nl", before=target, example=torch.zeros(1, 3, *size, device="meta"))
+    assert layout_at(model, f"{target}.polynl_before") == layout
+    assert inserted(model)[f"{target}.polynl_before"].channels == channels
 
 
 def test_a_layer_tells_the_layout_where_sizes_do_not():
     """8 × 8 positions and 8 channels: proportions would allow every layout."""
-    with pytest.raises(ValueError, match=r"map \(b, h, w, c\) of shape \(2, 8, 8, 8\)"):
-        insert(nn.Sequential(nn.LayerNorm(8)), "poly_nl", before="0", example=torch.zeros(2, 8, 8, 8))
+    model = insert(nn.Sequential(nn.LayerNorm(8)), "poly_nl", before="0", example=torch.zeros(2, 8, 8, 8))
+    assert layout_at(model, "0.polynl_before") == Layout("channels_last")
+
+
+def test_flat_maps_are_told_from_tokens_by_their_number_of_positions():
+    model = nn.Sequential(nn.Conv2d(3, 6, 1), nn.Flatten(2))
+    insert(model, "poly_nl", after="1", example=torch.randn(2, 3, 4, 4))
+    assert layout_at(model, "1.polynl_after") == Layout()
+    with pytest.raises(
+        ValueError, match=r"\(2, 16, 16\), whose channels can be on axis 1 and on axis 2: pass"
+    ):
+        insert(
+            nn.Sequential(nn.Conv2d(3, 16, 1), nn.Flatten(2)), "se", after="1", example=torch.ones(2, 3, 4, 4)
+        )
+
+
+class Prefixed(nn.Module):
+    """Patches of 2 × 2 pixels as tokens after some others, as a vision transformer has them."""
+
+    def __init__(self, prefix=1, claim=None):
+        super().__init__()
+        self.patches = nn.Conv2d(3, 8, 2, stride=2)
+        self.prefix = nn.Parameter(torch.randn(1, prefix, 8))
+        self.block = nn.LayerNorm(8)
+        if claim is not None:
+            self.num_prefix_tokens = claim
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).mT
+        return self.block(torch.cat([self.prefix.expand(len(x), -1, -1), x], 1))
+
+
+@pytest.mark.parametrize(
+    ("prefix", "claim", "grid"),
+    [
+        (0, None, (3, 5)),
+        (1, None, (3, 5)),
+        (5, None, (3, 5)),
+        (20, 20, (3, 5)),
+        (0, 1, (3, 5)),
+        (20, None, None),
+    ],
+)
+def test_prefix_tokens_and_the_grid_are_found(prefix, claim, grid):
+    model, x = Prefixed(prefix, claim), torch.randn(2, 3, 6, 10)
+    insert(model, "poly_nl", before="block", example=x)
+    # 35 tokens without a claim are no grid of 3 × 5 with a short prefix.
+    assert layout_at(model, "block.polynl_before") == Layout("tokens", prefix if grid else 0, grid)
+
+
+# Run
+
+
+@pytest.mark.parametrize("prefix", [0, 2])
+def test_a_block_gets_the_tokens_as_a_map_and_leaves_the_prefix_alone(prefix):
+    model, x = Prefixed(prefix), torch.randn(2, 3, 6, 10)
+    seen = []
+    model.block.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    expected = model(x)
+    insert(model, "conv", before="block", kernel_size=3, example=x)
+    assert torch.equal(model(x), expected)
+    nn.init.normal_(model.block.polynl_before.weight)
+    mixed = by_hand(model.block.polynl_before, seen[0], prefix, (3, 5))
+    torch.testing.assert_close(model(x), nn.functional.layer_norm(mixed, (8,)))
+
+
+def test_a_map_with_channels_last_is_moved_and_back():
+    model, x = nn.Sequential(nn.LayerNorm(8)), torch.randn(2, 3, 4, 8)
+    insert(model, "conv", after="0", kernel_size=3, init="random", example=x)
+    y = nn.functional.layer_norm(x, (8,))
+    block = model[0].polynl_after
+    assert torch.equal(model(x), block(y.permute(0, 3, 1, 2)).permute(0, 2, 3, 1))
+    assert model(x).is_contiguous()
+
+
+def test_tokens_of_another_image_size_get_a_grid_of_the_same_proportions():
+    model = insert(Prefixed(), "conv", before="block", kernel_size=3, example=torch.zeros(1, 3, 6, 10))
+    seen = []
+    model.block.polynl_before.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[2:]))
+    model(torch.zeros(1, 3, 12, 20))
+    assert seen == [(6, 10)]
+    with pytest.raises(
+        ValueError, match=r"ConvBaseline needs the grid of positions, and 16 tokens do not fit"
+    ):
+        model(torch.zeros(1, 3, 8, 8))
+
+
+def test_a_block_that_does_not_look_at_places_takes_any_number_of_tokens():
+    model = insert(Prefixed(), "poly_nl", before="block", init="random", example=torch.zeros(1, 3, 6, 10))
+    x = torch.randn(1, 3, 8, 8)
+    tokens = torch.cat([model.prefix, model.patches(x).flatten(2).mT], 1)
+    expected = nn.functional.layer_norm(by_hand(model.block.polynl_before, tokens, 1, (16,)), (8,))
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_a_block_that_looks_at_places_needs_a_grid():
+    model, x, options = encoder_layer(), torch.randn(2, 6, 8), {"kernel_size": 3}
+    with pytest.raises(
+        ValueError, match=r"no grid is known for the tokens .* ConvBaseline needs it: pass grid="
+    ):
+        insert(model, "conv", before="", example=x, **options)
+    insert(model, "conv", before="", example=x, grid=(2, 2), **options)
+    assert layout_at(model, "polynl_before") == Layout("tokens", 2, (2, 2))
+
+
+# Given
+
+
+def test_a_layout_that_is_given_is_believed():
+    x = torch.randn(2, 6, 6, 6)
+    model = insert(nn.Sequential(nn.LayerNorm(6)), "poly_nl", before="0", layout="channels_first", example=x)
+    assert layout_at(model, "0.polynl_before") == Layout()
+    model = insert(Prefixed(claim=1), "poly_nl", before="block", layout="tokens", channels=8)
+    assert layout_at(model, "block.polynl_before") == Layout("tokens", 1, None)
+    model = insert(Prefixed(), "poly_nl", before="block", prefix_tokens=3, example=torch.zeros(1, 3, 6, 10))
+    assert layout_at(model, "block.polynl_before") == Layout("tokens", 3, None)
+
+
+def test_a_prefix_and_a_grid_that_do_not_fit_are_refused():
+    for options in ({"prefix_tokens": 16}, {"prefix_tokens": 0, "grid": (3, 5)}, {"grid": (5, 5)}):
+        with pytest.raises(ValueError, match=r"got 16 tokens, which are not "):
+            insert(Prefixed(), "poly_nl", before="block", example=torch.zeros(1, 3, 6, 10), **options)
+
+
+def test_a_wrong_layout_is_refused_at_run_time_with_what_to_do():
+    x = torch.randn(2, 5, 8)
+    model = insert(encoder_layer(), "poly_nl", after="", channels=8)
+    with pytest.raises(ValueError, match=r"after TransformerEncoderLayer .*tokens .*with layout='tokens'"):
+        model(x)
+    assert insert(remove(model), "poly_nl", after="", channels=8, layout="tokens")(x).shape == x.shape
+
+
+def test_wrong_channels_are_refused_at_run_time_with_what_to_do():
+    model = insert(nn.Conv2d(3, 6, 1), "poly_nl", after="", channels=5)
+    with pytest.raises(ValueError, match=r"after Conv2d was made for 5 channels, got 6 .*with channels=6"):
+        model(torch.randn(1, 3, 4, 4))
+
+
+# Refused
 
 
 def test_layers_that_disagree_are_refused_until_an_example_tells_them_apart():
     square, other = torch.zeros(1, 3, 8, 8), torch.zeros(1, 3, 4, 8)
-    with pytest.raises(ValueError, match=r"axis 1 for some layers and on axis 3 for others: pass an example"):
+    with pytest.raises(
+        ValueError, match=r"can be on axis 1 and on axis 3: pass an example .* layout=, one of"
+    ):
         insert(Mixed(), "poly_nl", after="act", example=square)
-    assert inserted(insert(Mixed(), "poly_nl", after="act", example=other))["act.polynl_after"].channels == 8
+    for options in ({"example": other}, {"example": square, "layout": "channels_first"}):
+        model = insert(Mixed(), "poly_nl", after="act", **options)
+        assert layout_at(model, "act.polynl_after") == Layout()
 
 
 def test_an_example_without_a_batch_axis_is_refused():
@@ -98,36 +235,27 @@ def test_an_example_without_a_batch_axis_is_refused():
     insert(model, "poly_nl", after="1", example=torch.zeros(1, 3, 5, 6))
 
 
-# Advice that errors give, followed
+class SequenceFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.patches = nn.Conv2d(3, 8, 2, stride=2)
+        self.block = nn.LayerNorm(8)
+
+    def forward(self, x):
+        return self.block(self.patches(x).flatten(2).permute(2, 0, 1))
 
 
-def test_a_module_that_moves_the_channels_goes_where_blocks_cannot():
-    model, x = encoder_layer().eval(), torch.randn(2, 5, 8)
-    expected = model(x)
-    with pytest.raises(ValueError, match=r"insert a module of your own that moves them .*, with channels=8"):
-        insert(model, OnTokens, after="", example=x)
-    insert(model, OnTokens, after="", channels=8)
-    torch.testing.assert_close(model(x), model.polynl_after(expected))
+@pytest.mark.parametrize(
+    ("make", "place", "shape"),
+    [(lambda: nn.TransformerEncoderLayer(8, 2, 16), "", (5, 2, 8)), (SequenceFirst, "block", (2, 3, 8, 8))],
+)
+def test_tokens_with_the_batch_on_axis_1_are_refused(make, place, shape):
+    """A block would mix the samples of a batch."""
+    with pytest.raises(ValueError, match=r"tokens \(n, b, c\) of shape \(\d+, 2, 8\)"):
+        insert(make(), "poly_nl", before=place, example=torch.zeros(shape))
 
 
-def test_channels_given_are_believed_where_they_seem_to_come_last():
-    model, x = nn.Sequential(nn.Conv2d(3, 6, 1), nn.Flatten(2)), torch.randn(2, 3, 4, 4)
-    with pytest.raises(ValueError, match=r"already, pass channels=6 and no example="):
-        insert(model, "poly_nl", after="1", example=x)
-    assert insert(model, "poly_nl", after="1", channels=6)(x).shape == (2, 6, 16)
-
-
-def test_wrong_channels_are_refused_at_run_time_with_what_to_do():
-    model, x = encoder_layer(), torch.randn(2, 5, 8)
-    insert(model, "poly_nl", after="", channels=8)
-    with pytest.raises(ValueError, match=r"the block after TransformerEncoderLayer .*tokens \(b, n, c\)"):
-        model(x)
-    model = insert(nn.Conv2d(3, 6, 1), "poly_nl", after="", channels=5)
-    with pytest.raises(ValueError, match=r"after Conv2d was made for 5 channels, got 6 .*with channels=6"):
-        model(torch.randn(1, 3, 4, 4))
-
-
-# Not refused
+# Channels on axis 1
 
 
 @pytest.mark.parametrize("length", [20, 8])

@@ -22,7 +22,7 @@ from polynl.insertion import insert, inserted, remove, restore, spec
 
 # No option has its default.
 OPTIONS = {
-    "poly_nl": {"form": "gram", "reduction": 2, "init": "random"},
+    "poly_nl": {"form": "gram", "reduction": 2, "init": "random", "window": 4},
     "non_local": {
         "mode": "embedded_gaussian",
         "inner_channels": 3,
@@ -57,10 +57,47 @@ OPTIONS = {
         "fusion": "concat",
         "init": "random",
     },
+    "xca": {"heads": 2, "bias": True, "residual": False, "init": "random"},
+    "relu_linear": {
+        "heads": 2,
+        "inner_channels": 6,
+        "norm": "batch",
+        "bias": True,
+        "residual": False,
+        "init": "random",
+    },
+    "separable": {"inner_channels": 3, "bias": False, "residual": False, "init": "random"},
+    "hydra": {
+        "inner_channels": 3,
+        "normalization": "none",
+        "bias": False,
+        "residual": False,
+        "init": "random",
+    },
+    "se": {"inner_channels": 3, "activation": "silu", "gate": "sigmoid", "init": "random"},
+    "global_context": {
+        "fusion": "both",
+        "pooling": "mean",
+        "inner_channels": 3,
+        "gate": "sigmoid",
+        "init": "random",
+    },
+    "grn": {"init": "random"},
     "polynomial": {"order": 2, "rank": 5, "bias": False, "init": "random"},
     "conv": {"kernel_size": 3, "bias": True, "residual": True, "init": "random"},
 }
-HIDDEN = ["non_local", "efficient_nl", "tesa", "conv"]
+HIDDEN = [
+    "non_local",
+    "efficient_nl",
+    "tesa",
+    "xca",
+    "relu_linear",
+    "separable",
+    "hydra",
+    "se",
+    "global_context",
+    "conv",
+]
 TOLD = [name for name in BLOCKS if name not in HIDDEN]
 
 
@@ -125,7 +162,7 @@ def test_what_a_spec_looks_like():
                 "side": "after",
                 "block": "poly_nl",
                 "channels": 6,
-                "options": {"form": "auto", "reduction": 2, "init": "identity"},
+                "options": {"form": "auto", "reduction": 2, "init": "identity", "window": None},
             }
         ],
     }
@@ -212,8 +249,9 @@ def test_what_has_no_name_or_is_no_json_cannot_be_described(maker, options, matc
 @pytest.mark.parametrize("options", [{}, OPTIONS], ids=["defaults", "options"])
 @pytest.mark.parametrize("name", TOLD)
 def test_keys_and_shapes_bring_back_what_they_show(name, options, tmp_path):
-    """From a file, where keys are sorted."""
-    model = randomised(insert(Tiny(), name, before="stage", after="stem", **options.get(name, {})))
+    """From a file, where keys are sorted. A window is chosen for inference, and is not in the weights."""
+    shown = {option: value for option, value in options.get(name, {}).items() if option != "window"}
+    model = randomised(insert(Tiny(), name, before="stage", after="stem", **shown))
     save_file(model.state_dict(), tmp_path / "model.safetensors")
     state = load_file(tmp_path / "model.safetensors")
     twin = restore(Tiny(), state).eval()

@@ -8,7 +8,8 @@ from torch import nn
 from torchvision.ops import FrozenBatchNorm2d
 
 from polynl import inserted
-from polynl.models.resnet import freeze_norms, resnet
+from polynl.models.norms import freeze_norms
+from polynl.models.resnet import resnet
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

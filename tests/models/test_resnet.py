@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 import torchvision
@@ -161,6 +163,29 @@ def test_weights_that_do_not_fit(weights, tmp_path, change, match):
         load_weights(model, path)
     assert str(caught.value).count("\n") <= 3
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+small = partial(resnet, "small_resnet", arch_options={"width": 4}, block="poly_nl")
+
+
+def test_a_classifier_of_other_classes_stays_new(tmp_path):
+    given = small(num_classes=5).state_dict()
+    torch.manual_seed(0)
+    state = small(weights=saved(tmp_path, given), num_classes=3).state_dict()
+    assert all(torch.equal(state[key], value) for key, value in given.items() if not key.startswith("fc."))
+    torch.manual_seed(0)
+    assert torch.equal(state["fc.weight"], small(num_classes=3).fc.weight)
+    assert state["fc.bias"].shape == (3,)
+
+
+def test_weights_without_a_classifier_say_how_to_train_one(tmp_path):
+    state = small(num_classes=5).state_dict()
+    path = saved(tmp_path, without(state, "fc.weight", "fc.bias"))
+    with pytest.raises(ValueError, match=r"missing: fc\.bias, fc\.weight\. To .* weights_without to \[fc\]$"):
+        small(weights=path, num_classes=5)
+    small(weights=path, num_classes=5, weights_without=["fc"])
+    with pytest.raises(ValueError, match=r"missing: conv1\.weight, fc\.bias$"):
+        small(weights=saved(tmp_path, without(state, "conv1.weight", "fc.bias")), num_classes=5)
 
 
 def test_weights_with_a_block_do_not_fit_a_plain_network(tmp_path):

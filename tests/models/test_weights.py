@@ -11,7 +11,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from polynl.errors import SettingsError
 from polynl.insertion import insert
+from polynl.models.resnet import ClassifierConfig, resnet
 from polynl.models.weights import damaged_entry, load_weights
 
 
@@ -106,6 +108,24 @@ def test_checkpoints_of_others_need_no_sums(
     other = nn.Linear(40, 30)
     load_weights(other, tmp_path / "w.pth")
     assert torch.equal(other.weight, layer.weight)
+
+
+@pytest.mark.parametrize("key", ["model", "state_dict", "model_state_dict"])
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_checkpoints_of_other_programs(tmp_path: Path, layer: nn.Linear, key: str, prefix: str) -> None:
+    state = {f"{prefix}{name}": value + 1 for name, value in layer.state_dict().items()}
+    torch.save({key: state, "epoch": 3, "optimizer": {"state": {}}}, tmp_path / "checkpoint.pth")
+    expected = layer.weight.detach() + 1
+    load_weights(layer, tmp_path / "checkpoint.pth")
+    assert torch.equal(layer.weight, expected)
+
+
+@pytest.mark.parametrize(("of", "used"), [("resnet34", "resnet50"), ("resnext50_32x4d", "resnet50")])
+def test_weights_of_another_resnet_are_recognised(tmp_path: Path, of: str, used: str) -> None:
+    torch.save(resnet(of, num_classes=3).state_dict(), tmp_path / "weights.pth")
+    config = ClassifierConfig(arch=used, weights=tmp_path / "weights.pth")
+    with pytest.raises(SettingsError, match=rf"It has the weights of {of}: set arch to it"):
+        config.check(4)
 
 
 def test_damage_is_found_in_bytes_and_in_the_mark_of_a_folder(tmp_path: Path, layer: nn.Linear) -> None:

@@ -116,7 +116,7 @@ def test_only_detections_above_the_threshold(folder: Path, images: Path, tmp_pat
         entries = json.loads((tmp_path / "detections.json").read_text())["annotations"]
         assert code == 0
         assert all(entry["score"] >= float(threshold) for entry in entries)
-        assert ("nothing found" in shown) == (not entries)
+        assert (f"nothing above {threshold}; the highest score is 0." in shown) == (not entries)
         counts.append(len(entries))
     assert counts[0] > counts[2] == 0
     picture = read_image(tmp_path / "a.png")
@@ -210,9 +210,9 @@ def mistaken(folder: Path, images: Path, tmp_path: Path) -> dict[str, tuple[list
             [images, "--checkpoint", folder / "x.pt"],
             f"--checkpoint: no such file: {folder}",
         ),
-        "no detector": (
+        "another task": (
             [images, *checkpoint, "--recipe", "scenes"],
-            "predict needs a detector; the recipe's task is classification.",
+            "Check that task, block and classes are those it was trained with",
         ),
         "other labels": (
             [images, "--checkpoint", other / "best.safetensors"],
@@ -229,7 +229,15 @@ def mistaken(folder: Path, images: Path, tmp_path: Path) -> dict[str, tuple[list
     }
 
 
-CASES = ("no image", "no images", "empty folder", "threshold", "no checkpoint", "no detector", "other labels")
+CASES = (
+    "no image",
+    "no images",
+    "empty folder",
+    "threshold",
+    "no checkpoint",
+    "another task",
+    "other labels",
+)
 
 
 @pytest.mark.parametrize("case", [*CASES, "damaged labels", "a key"])

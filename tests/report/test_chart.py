@@ -9,24 +9,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from polynl.bench.cases import STYLES
+from polynl.bench.cases import LOOKS
 from polynl.blocks.registry import Style
-from polynl.report.chart import (
-    BOTTOM,
-    DIGIT,
-    HEIGHT,
-    RIGHT,
-    TOP,
-    WIDTH,
-    Axis,
-    svg,
-    swatch,
-)
+from polynl.report.chart import BOTTOM, DIGIT, HEIGHT, LABEL_LINE, LETTER, TOP, WIDTH, Axis, svg
 from polynl.results.charts import Chart, Curve, Series
 from polynl.results.formats import number
 
-STYLE = STYLES["poly_nl"]
 DOT = Style("#0072B2", "o")
+OTHER = Series("another", LOOKS["poly_nl"][0])
 
 
 def drawn(points: Sequence[tuple[float, float]], **options: object) -> ET.Element:
@@ -42,7 +32,9 @@ def texts(picture: ET.Element, anchor: str) -> list[tuple[float, float, str]]:
 
 
 def markers(picture: ET.Element) -> list[tuple[float, float]]:
-    return [(float(e.get("cx", "")), float(e.get("cy", ""))) for e in picture.iter("circle")]
+    """Where the points are; the marker of a label has no tooltip."""
+    points = [e for e in picture.iter("circle") if e.findtext("title")]
+    return [(float(e.get("cx", "")), float(e.get("cy", ""))) for e in points]
 
 
 def test_a_value_is_where_its_tick_is() -> None:
@@ -136,21 +128,24 @@ def test_a_band_spans_the_range_and_a_level_crosses() -> None:
     corners = (band.get("d") or "").removeprefix("M").removesuffix(" Z").split(" L")
     assert [float(corner.split(",")[1]) for corner in corners] == [axis.at(v) for v in (3.0, 2.0, 2.0, 1.0)]
     (level,) = (e for e in picture.iter("path") if e.get("class") == "level")
-    assert f",{axis.at(2.0)} H{RIGHT}" in (level.get("d") or "")
+    (axes,) = (e for e in picture.iter("path") if e.get("class") == "axis")
+    right = (axes.get("d") or "").partition("H")[2]
+    assert f",{axis.at(2.0)} H{right}" in (level.get("d") or "")
 
 
 def test_seeds_of_a_point_are_a_line() -> None:
     curve = Curve(Series("a line", DOT), [(1.0, 2.0)], ends=[(1.0, 3.0)], joined=False)
     picture = ET.fromstring(svg(Chart("t", "x", "y", [curve])))
     axis = Axis.over([1.0, 3.0], BOTTOM, TOP, log=False)
-    strokes = [e.get("d") or "" for e in picture.iter("path") if "stroke:#0072B2" in (e.get("style") or "")]
+    shown = [e for e in picture.iter("path") if e.get("class") != "leader"]
+    strokes = [e.get("d") or "" for e in shown if "stroke:#0072B2" in (e.get("style") or "")]
     assert [stroke.partition(",")[2] for stroke in strokes] == [f"{axis.at(1.0)} V{axis.at(3.0)}"]
 
 
 def test_missing_points_are_crosses_above_the_axes_beside_each_other() -> None:
     crosses = [
         e.get("transform") or ""
-        for e in drawn([(1, 1.0), (2, 2.0)], missing=[(2, DOT), (2, STYLE)]).iter("path")
+        for e in drawn([(1, 1.0), (2, 2.0)], missing=[(2, Series("a line", DOT)), (2, OTHER)]).iter("path")
         if "rotate" in (e.get("transform") or "")
     ]
     places = [
@@ -161,13 +156,39 @@ def test_missing_points_are_crosses_above_the_axes_beside_each_other() -> None:
     assert all(0 < y < TOP for _, y in places)
 
 
-@pytest.mark.parametrize("name", STYLES)
+@pytest.mark.parametrize("name", LOOKS)
 def test_every_style_is_drawn(name: str) -> None:
-    picture = ET.fromstring(swatch(Series(name, STYLES[name], emphasis=True)))
-    shapes = [e for e in picture.iter() if e.tag in ("path", "circle")]
-    assert len(shapes) == 2, "a line and a marker"
-    colour = "currentColor" if STYLES[name].colour == "#000000" else STYLES[name].colour
+    style = LOOKS[name][0]
+    curve = Curve(Series(name, style, emphasis=True), [(1, 1.0), (2, 2.0)])
+    picture = ET.fromstring(svg(Chart("t", "x", "y", [curve])))
+    shapes = [e for e in picture.iter() if e.tag in ("path", "circle") and e.get("style")]
+    assert len(shapes) == 5, "a line, two points, and the label's line and marker"
+    colour = "currentColor" if style.colour == "#000000" else style.colour
     assert all(colour in (shape.get("style") or "") for shape in shapes)
+
+
+def test_curves_are_labelled_at_their_ends_without_overlaps() -> None:
+    """Seven that end in one place, and one far below."""
+    names = [*(f"layer {k} (width=64) at stage3" if k % 2 else f"layer {k}" for k in range(7)), "below"]
+    curves = [Curve(Series(n, DOT), [(1, 5.0), (2, 1.0 if n == "below" else 9.0)]) for n in names]
+    picture = ET.fromstring(svg(Chart("t", "x", "y", curves)))
+    labels = texts(picture, "start")
+    assert [text for *_, text in labels[:4]] == ["layer 0", "layer 1", "width=64", "at stage3"]
+    heights = sorted(y for _, y, _ in labels)
+    assert all(b - a >= LABEL_LINE - 0.2 for a, b in itertools.pairwise(heights))
+    assert max(heights) == next(y for _, y, text in labels if text == "below")
+    assert all(x + LETTER * len(text) <= WIDTH + 1e-6 for x, _, text in labels)
+    assert 0 < min(heights) < max(heights) < HEIGHT
+
+
+def test_curves_of_other_groups_are_faint_and_not_labelled() -> None:
+    curves = [Curve(Series("shown", DOT), [(1, 1.0), (2, 2.0)])]
+    curves += [Curve(Series("faint", DOT), [(1, 3.0), (2, 4.0)], faint=True)]
+    picture = ET.fromstring(svg(Chart("t", "x", "y", curves)))
+    assert [text for *_, text in texts(picture, "start")] == ["shown"]
+    (line,) = (e for e in picture.iter("path") if e.get("class") == "faint-curve")
+    first, *_ = markers(picture)
+    assert (line.get("d") or "").startswith(f"M{first[0]},")
 
 
 def test_text_is_no_markup() -> None:

@@ -80,6 +80,8 @@ def test_other_recipes_are_other_variants_named_by_their_folders(tmp_path: Path)
     (study,) = load_runs([one, two, plain]).studies
     assert study.title == "Small ResNet on scenes, 2 or 7 epochs"
     assert [variant.label for variant in study.variants] == ["no block", f"Poly-NL, {one}", f"Poly-NL, {two}"]
+    assert study.unequal == ["epochs", "optimizer.lr"]
+    assert load_runs([one, plain]).studies[0].unequal == []
 
 
 def test_the_papers_order(tmp_path: Path) -> None:

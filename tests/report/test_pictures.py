@@ -86,6 +86,8 @@ def test_influence_is_of_the_blocks_that_have_it(classified: Pictures) -> None:
     assert classified.influence["blocks"][0]["maps"][0]["grid"] == (4, 4)
     assert [image["size"] for image in classified.influence["images"]] == [(16, 16)] * 5
     assert "box" not in classified.influence["blocks"][0]["maps"][0]
+    starts = {shown["start"] for block in classified.influence["blocks"] for shown in block["maps"]}
+    assert len(starts) > 1, "every map begins at a place of its own"
     assert classified.without_influence == [
         "TESA has no influence maps: its output is not a sum over positions."
     ]
@@ -224,7 +226,7 @@ def test_images_that_are_gone_or_unreadable(photos: tuple[Path, Path], tmp_path:
     for file in data.rglob("val/*/*.png"):
         file.unlink()
     (none,) = made(run).missing
-    assert none.startswith("Poly-NL: data.root: Found no valid file")
+    assert none.startswith(f"Poly-NL: data.root: {data / 'val'} has no images in ")
     shutil.rmtree(data / "val")
     assert made(run).missing == [f"Poly-NL: data.root: {data} has no folder 'val'."]
     shutil.rmtree(data)

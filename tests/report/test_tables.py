@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
 from finished_runs import layers, networks, outcome, reproduced, row, written
+from rich.console import Console
 
 from polynl.report.load import load_runs
 from polynl.results.benchmark import Point
@@ -15,10 +17,14 @@ from polynl.results.tables import (
     absolute_table,
     accuracy_table,
     as_markdown,
+    as_rich,
     environment_table,
     network_table,
     ratio_table,
 )
+from polynl.tasks.base import PaperTable
+from polynl.tasks.registry import task_class
+from polynl.train.recipe_file import load_recipe
 
 
 def cells(table: Table) -> dict[str, list[str]]:
@@ -44,6 +50,13 @@ def study(tmp_path: Path) -> Study:
     return found
 
 
+@pytest.fixture
+def on_papers_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if every training were on the data of the paper."""
+    monkeypatch.setattr(PaperTable, "covers", lambda *_: True)
+
+
+@pytest.mark.usefixtures("on_papers_data")
 def test_scores_stand_beside_the_papers(study: Study) -> None:
     table = accuracy_table(study)
     assert [(group.heading, list(group.headings)) for group in table.columns] == [
@@ -55,24 +68,45 @@ def test_scores_stand_beside_the_papers(study: Study) -> None:
     assert here["no block"] == [
         *("51.0 ± 1.4", "90.0 ± 0.0", ""),
         *("75.62", "92.68", ""),
-        *("1.0 k", "2.00 M", "1.00×", "1.00×"),
+        *("1.00 k", "2.00 M", "1.00×", "1.00×"),
     ]
     assert here["Poly-NL"] == [
         *("55.0 ± 1.4", "91.0 ± 0.0", "+4.0"),
         *("76.30", "93.06", "+0.7"),
-        *("1.5 k", "2.50 M", "1.50×", "1.10×"),
+        *("1.50 k", "2.50 M", "1.50×", "1.10×"),
     ]
 
 
+def test_other_data_has_nothing_of_the_paper(study: Study) -> None:
+    for compact in (True, False):
+        table = accuracy_table(study, compact=compact)
+        assert [group.heading for group in table.columns] == ["here", "cost"]
+        assert [line.label for line in table.rows] == ["no block", "Poly-NL"]
+
+
+@pytest.mark.parametrize(("recipe", "images"), [("imagenet", 50_000), ("coco", 5_000), ("wider_face", 3_226)])
+def test_the_paper_is_beside_its_own_networks_and_images(recipe: str, images: int) -> None:
+    content = load_recipe(recipe).model_dump(mode="json")
+    paper = task_class(content["task"]).paper
+    assert paper is not None
+    assert paper.covers(content, images)
+    assert not paper.covers(content, images - 1)
+    assert not paper.covers(content, None), "it is not known what was scored"
+    assert not paper.covers({**content, "model": {**content["model"], "arch": "resnet18"}}, images)
+    assert not paper.covers({**content, "data": {**content["data"], "source": "scenes"}}, images)
+
+
+@pytest.mark.usefixtures("on_papers_data")
 def test_a_compact_table_has_the_papers_scores_in_one_column(study: Study) -> None:
     headings, *rows = accuracy_table(study, compact=True).lines()
     assert headings == ["", "Top-1", "Top-5", "params", "MACs", "forward", "step", "paper"]
     assert rows == [
-        ["no block", "51.0 ± 1.4", "90.0 ± 0.0", "1.0 k", "2.00 M", "1.00×", "1.00×", "75.62 / 92.68"],
-        ["Poly-NL", "55.0 ± 1.4", "91.0 ± 0.0", "1.5 k", "2.50 M", "1.50×", "1.10×", "76.30 / 93.06"],
+        ["no block", "51.0 ± 1.4", "90.0 ± 0.0", "1.00 k", "2.00 M", "1.00×", "1.00×", "75.62 / 92.68"],
+        ["Poly-NL", "55.0 ± 1.4", "91.0 ± 0.0", "1.50 k", "2.50 M", "1.50×", "1.10×", "76.30 / 93.06"],
     ]
 
 
+@pytest.mark.usefixtures("on_papers_data")
 def test_what_was_not_run_is_faint_and_has_the_papers_figures(study: Study) -> None:
     table = accuracy_table(study)
     assert {line.label for line in table.rows if line.faint} == {
@@ -84,6 +118,7 @@ def test_what_was_not_run_is_faint_and_has_the_papers_figures(study: Study) -> N
     assert cells(table)["Latent-GNN"] == ["–", "–", "–", "75.28", "92.33", "−0.3", "–", "–", "–", "–"]
 
 
+@pytest.mark.usefixtures("on_papers_data")
 def test_a_row_that_the_paper_has_not(tmp_path: Path) -> None:
     run = written(tmp_path / "a", [row(1, top1=1.0)], "--model.block", "polynomial")
     (study,) = load_runs([run]).studies
@@ -93,6 +128,7 @@ def test_a_row_that_the_paper_has_not(tmp_path: Path) -> None:
     assert here["no block"][-4:] == ["75.62", "92.68", "", "–"]
 
 
+@pytest.mark.usefixtures("on_papers_data")
 def test_a_placement_has_its_own_row(tmp_path: Path) -> None:
     runs = [
         written(tmp_path / place, [row(1, mask_ap=score)], *keys, task="instance_segmentation")
@@ -192,3 +228,34 @@ def test_a_column_for_each_machine() -> None:
         "OMP_NUM_THREADS": ["1", "1"],
         "gpu": ["–", "a GPU"],
     }
+
+
+@pytest.mark.parametrize("width", [50, 80, 120])
+def test_a_narrow_terminal_shows_every_digit(width: int) -> None:
+    headings = ["network", "parameters", "multiply-adds", "latency, 1 image", "images/s", "memory, 2 images"]
+    shown = [
+        "Poly-NL at layer3.1",
+        "11.9 M (1.02)",
+        "152 M (1.03)",
+        "159 ms (1.04)",
+        "12.1 (0.86)",
+        "9.1 MiB (1.07)",
+    ]
+    console = Console(width=width, file=io.StringIO(), record=True)
+    console.print(as_rich(Table.flat("", headings, [shown]), console.width))
+    said = console.export_text()
+    for number in " ".join(shown[1:]).split():
+        assert number in said
+    assert ("11.9 M (1.02)" in said) == (width == 120), "it stays on one line where there is room"
+
+
+def test_a_narrow_terminal_shows_the_labels_and_all_figures_of_a_wide_table() -> None:
+    results = networks()
+    results.methods["poly_nl@res4"]["label"] = "Poly-NL, with a long name at res4"
+    for width in (80, 100):
+        console = Console(width=width, file=io.StringIO(), force_terminal=False)
+        console.print(as_rich(network_table(results), width))
+        assert isinstance(console.file, io.StringIO)
+        words = console.file.getvalue().split()
+        for word in ("ResNet-18", "Poly-NL,", "res4", "1.00", "1.50", "M", "ms", "(3.00)"):
+            assert any(word in shown for shown in words), (width, word)

@@ -18,7 +18,7 @@ from fork_server import fork_server
 from PIL import Image
 from rich.console import Console
 
-from polynl import cli
+from polynl import BLOCKS, cli
 from polynl.errors import RunStoppedError
 from polynl.report.load import load_runs
 from polynl.reproduce import timing
@@ -26,7 +26,8 @@ from polynl.reproduce.run import plan_trainings
 from polynl.reproduce.settings import VARIANTS, ReproduceSettings
 from polynl.reproduce.timing import METHODS, layer_settings, measure_layers
 from polynl.results.benchmark import Results
-from polynl.results.study import Training
+from polynl.results.study import Training, row_label
+from polynl.results.tables import accuracy_table
 from polynl.tasks.registry import task_class
 from polynl.train.recipe_file import load_recipe
 
@@ -148,12 +149,10 @@ def test_overwriting_deletes_the_trainings_and_nothing_else(
     assert (tmp_path / "mine.txt").read_text() == "keep"
 
 
-def test_on_a_folder_of_images(
+def test_on_a_folder_of_images_and_without_timings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Layers and the report are the same whatever the images are.
-    monkeypatch.setattr("polynl.reproduce.run.measure_layers", lambda _: None)
-    monkeypatch.setattr("polynl.reproduce.run.LoadedRuns.add_benchmark", lambda *_: None)
+    # The report is the same whatever the images are.
     monkeypatch.setattr("polynl.reproduce.run.write_report", lambda *_: None)
     generator = np.random.default_rng(0)
     for split, count in (("train", 16), ("val", 5)):
@@ -166,12 +165,20 @@ def test_on_a_folder_of_images(
     keys = ["--epochs", 1, "--batch", 16, "--model.arch-options", "{depth: 1, width: 4}"]
     keys += ["--data.size", 24, "--data.resize", 28, "--workers", 1]
     out = tmp_path / "out"
-    code, shown, err = run(capsys, "--data", tmp_path / "insects", "--blocks", "none", "--out", out, *keys)
+    words = ["--data", tmp_path / "insects", "--blocks", "none", "--no-timings", "--out", out]
+    code, shown, err = run(capsys, *words, *keys)
     assert (code, err) == (0, "")
     assert "insects" in shown
     (outcome,) = json.loads((out / "results.json").read_text())["outcomes"]
     assert outcome["top1"][0] % 10 == 0, "ten images were scored"
     assert "top5" not in outcome, "there are two classes"
+    assert outcome["parameters"] > 0
+    assert outcome["forward_seconds"] is outcome["training_seconds"] is None
+    assert "forward" not in shown
+    assert not (out / "layers").exists()
+    assert not (out / "accuracy_and_cost.png").exists()
+    (study,) = load_runs([out]).studies
+    assert accuracy_table(study).columns[-1].headings == ["parameters", "multiply-adds"]
 
 
 def test_from_a_recipe_of_another_task(
@@ -271,12 +278,30 @@ def test_one_training_for_every_block_and_seed() -> None:
 
 
 def test_the_blocks_are_those_that_the_paper_trains_on_imagenet() -> None:
-    *blocks, reduced, conv = VARIANTS
+    *blocks, reduced, conv = ReproduceSettings().selected()
     assert blocks == ["none", "non_local", "tesa", "latent_gnn", "efficient_nl", "poly_nl"]
     paper = task_class("classification").paper
     assert paper is not None
     assert list(paper.rows) == blocks
     assert (reduced, conv) == ("poly_nl_reduced", "conv")
+
+
+def test_all_blocks_can_be_trained_by_their_names() -> None:
+    everything = ReproduceSettings(blocks=("all",))
+    assert everything.selected() == list(VARIANTS)
+    assert {VARIANTS[name][0] for name in everything.selected()} == {"none", *BLOCKS}
+    trainings = plan_trainings(everything, [], threads=1)
+    assert len({t.row for t in trainings}) == len({t.folder for t in trainings}) == len(VARIANTS)
+    labels = {row_label(t.row) for t in trainings}
+    assert {"Non-local", "Non-local, softmax", "SE", "Poly-NL (reduction=4)"} <= labels
+    for block in BLOCKS:
+        assert ReproduceSettings(blocks=(block,)).selected() == ["none", block]
+
+
+def test_layers_of_the_trained_blocks_are_timed(tmp_path: Path) -> None:
+    settings = ReproduceSettings(out=tmp_path, blocks=("se", "conv", "non_local_softmax"))
+    timed = layer_settings(settings, overwrite=True).blocks
+    assert timed == (*METHODS, "non_local_softmax", "se")
 
 
 def test_controls_have_options_of_their_own_and_no_row_of_the_paper() -> None:

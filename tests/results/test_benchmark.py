@@ -51,6 +51,7 @@ def test_schema(tmp_path: Path) -> None:
         "batch": 1,
         "side": 2,
         "channels": 8,
+        "width": None,
         "seconds": [4.0, 4.0, 5.0],
         "median_seconds": 4.0,
         "peak_bytes": 150,

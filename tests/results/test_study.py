@@ -143,6 +143,6 @@ def test_reproduce_writes_the_results_of_a_task_without_a_paper(toy: Study, tmp_
     origin = Origin("polynl reproduce", "polynl reproduce", machine)
     write_results(ReproduceSettings(out=tmp_path), toy, origin, Console(quiet=True))
     page = (tmp_path / "results.md").read_text()
-    assert "| Poly-NL | 60.5 ± 0.7 | 1.0 k |" in page
+    assert "| Poly-NL | 60.5 ± 0.7 | 1.00 k |" in page
     assert "Paper" not in page
     assert (tmp_path / "accuracy_and_cost.png").read_bytes().startswith(b"\x89PNG")

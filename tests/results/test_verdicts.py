@@ -12,7 +12,7 @@ import pytest
 from polynl.results.charts import block_charts
 from polynl.results.study import Study, Training, variant_of
 from polynl.results.tables import accuracy_table
-from polynl.results.verdicts import evidence_tables, verdicts
+from polynl.results.verdicts import conclusion, evidence_tables, verdicts
 from polynl.tasks.outcomes import Outcomes
 from polynl.train.recipe_file import load_recipe
 
@@ -52,6 +52,46 @@ def test_the_table_marks_what_is_beyond_chance(tmp_path: Path) -> None:
     assert poly[2].startswith("+25.0 (+")
     assert poly[2].endswith("*")
     assert poly[3] == ""
+
+
+def test_the_conclusion_is_about_the_network_without_a_block(tmp_path: Path) -> None:
+    found = study(tmp_path, seeds=3)
+    text = conclusion(found)
+    assert text == (
+        "Compared with no block, Top-1 is higher with Poly-NL (+25.0); within noise with TESA (+0.5)."
+    )
+    plain, tesa, poly = found.variants
+    alone = conclusion(replace(found, variants=[plain, tesa]))
+    assert alone.startswith("Top-1 with TESA is within noise of that without a block: +0.5 (+0.0 to")
+    assert conclusion(replace(found, variants=[plain, poly])).startswith(
+        "Top-1 with Poly-NL is higher than without a block: +25.0 (+"
+    )
+    none = conclusion(replace(found, variants=[plain, tesa, replace(tesa, label="another")]))
+    assert none.startswith("No block changes Top-1 beyond noise; the largest difference, of ")
+
+
+def test_the_conclusion_does_not_claim_more_than_was_run(tmp_path: Path) -> None:
+    found = study(tmp_path, seeds=1)
+    plain, tesa, poly = found.variants
+    assert conclusion(found).endswith("With one seed, how much trainings differ is not counted as noise.")
+    assert conclusion(replace(found, quick=True)).startswith("Made with --quick")
+    assert conclusion(replace(found, variants=[tesa, poly])) == (
+        "Poly-NL has the highest Top-1: to see what a block changes, train the network without and with it."
+    )
+    (tmp_path / "poly_nl-0" / "outcomes.npz").unlink()
+    assert conclusion(replace(found)).startswith("Poly-NL has the highest Top-1, but whether that is chance")
+    unscored = replace(plain, trainings=[replace(plain.trainings[0], rows=[{"epoch": 1, "seconds": 1.0}])])
+    assert conclusion(replace(found, variants=[unscored])) == "There is no Top-1 yet."
+
+
+def test_the_conclusion_names_what_else_the_trainings_differ_in(tmp_path: Path) -> None:
+    found = replace(study(tmp_path), unequal=["epochs", "optimizer.lr"])
+    assert conclusion(found).endswith(" The trainings also differ in epochs, optimizer.lr.")
+
+
+def test_a_single_variant_has_no_differences_to_show(tmp_path: Path) -> None:
+    found = study(tmp_path)
+    assert evidence_tables(replace(found, variants=found.variants[:1])) == []
 
 
 def test_sentences_say_it_in_words(tmp_path: Path) -> None:

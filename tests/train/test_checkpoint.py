@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from polynl.models.about import About
 from polynl.models.resnet import resnet
 from polynl.models.weights import load_weights
 from polynl.train.checkpoint import (
@@ -92,6 +93,14 @@ def test_the_one_before_is_kept_and_the_best_beside_it(tmp_path: Path) -> None:
     steps = {name: load_checkpoint(tmp_path / name)["step"] for name in (LAST, PREVIOUS, BEST)}
     assert steps == {LAST: 3, PREVIOUS: 2, BEST: 1}
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted((LAST, PREVIOUS, BEST))
+
+
+def test_where_space_is_short_only_the_last_is_kept(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save_checkpoint(tmp_path, some_state(step), best=True)
+    save_checkpoint(tmp_path, some_state(3), best=True, keep="last")
+    assert load_checkpoint(tmp_path / LAST)["step"] == 3
+    assert [path.name for path in tmp_path.iterdir()] == [LAST]
 
 
 def test_a_full_disk_costs_neither_of_the_two(tmp_path: Path, monkeypatch: Any) -> None:
@@ -306,7 +315,7 @@ def test_exported_weights_are_the_state_dict(tmp_path: Path) -> None:
     model = resnet("small_resnet", block="poly_nl", arch_options={"width": 4}, num_classes=3)
     model = model.to(memory_format=torch.channels_last)
     model(torch.randn(2, 3, 16, 16))
-    export_weights(tmp_path / "best.safetensors", model.state_dict())
+    export_weights(tmp_path / "best.safetensors", model.state_dict(), About({}))
     exported = load_file(tmp_path / "best.safetensors")
     state = {key: value.contiguous() for key, value in model.state_dict().items()}
     assert same(dict(sorted(exported.items())), dict(sorted(state.items())))

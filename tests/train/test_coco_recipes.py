@@ -9,7 +9,7 @@ from polynl import inserted
 from polynl.blocks.registry import BLOCKS, NO_BLOCK
 from polynl.tasks.instance_segmentation.config import InstanceSegmentationConfig
 from polynl.train.config import build_optimizer
-from polynl.train.recipe_file import load_recipe
+from polynl.train.recipe_file import load_recipe, parse_recipe, read_yaml, to_yaml
 
 PAPER_BLOCKS = [NO_BLOCK, *(name for name, entry in BLOCKS.items() if entry.in_paper)]
 PLACES = {
@@ -89,3 +89,14 @@ def test_miniatures_have_the_block(name: str, block: str) -> None:
     assert [type(found) for found in inserted(model).values()] == (
         [] if block == "none" else [BLOCKS[block].block]
     )
+
+
+@pytest.mark.parametrize("name", ["coco", "wider_face"])
+def test_new_runs_ignore_padding_and_older_ones_do_as_they_were_trained(name: str) -> None:
+    recipe = load_recipe(name)
+    written = read_yaml(to_yaml(recipe))
+    assert written["model"]["ignore_padding"] is True
+    assert parse_recipe(written, "recipe.yaml") == recipe
+    del written["model"]["ignore_padding"]
+    assert parse_recipe(written, "recipe.yaml").model.ignore_padding is False
+    assert load_recipe(name, ["--model.ignore-padding", "false"]).model.ignore_padding is False

@@ -181,7 +181,7 @@ def test_a_results_file_with_a_mistake(
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("", "specify what to score: --checkpoint FILE or --detections PATH."),
+        ("", "specify what to score: --checkpoint FILE or --detections PATH, or a run instead of a recipe."),
         ("--checkpoint a.pt --detections b.json", "specify what to score"),
         ("--detections nowhere.json", "--detections: no such file: nowhere.json."),
         (

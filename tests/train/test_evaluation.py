@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from command_line import run
+from PIL import Image
 from safetensors.torch import load_file
 from small_runs import SILENT, TINY, image_folder, tiny
 from torch import Tensor, nn
@@ -145,6 +146,50 @@ def test_a_file_has_the_scores_that_training_noted(trained: Path, file: str, row
         "top1": expected["top1"],
         "skipped": 0,
     }
+
+
+def test_the_folder_of_a_run_is_enough(trained: Path, tmp_path: Path, capsys: Any) -> None:
+    rows = json.loads((trained / "metrics.json").read_text())
+    code, text, err = run(capsys, "evaluate", trained, "--val-batch", 3)
+    assert (code, err) == (0, "")
+    assert text.split() == ["top1", f"{max(row['top1'] for row in rows):.3f}"]
+    code, text, _ = run(capsys, "evaluate", trained, "--checkpoint", trained / "last.pt")
+    assert (code, text.split()) == (0, ["top1", f"{rows[-1]['top1']:.3f}"])
+    (tmp_path / "recipe.yaml").write_bytes((trained / "recipe.yaml").read_bytes())
+    code, _, err = run(capsys, "evaluate", tmp_path)
+    assert (code, f"there is no checkpoint in the folder {tmp_path}." in err) == (2, True)
+
+
+@pytest.mark.parametrize("file", ["last.pt", "last.safetensors"])
+def test_a_checkpoint_of_a_run_is_enough(trained: Path, file: str, tmp_path: Path, capsys: Any) -> None:
+    last = json.loads((trained / "metrics.json").read_text())[-1]
+    code, text, err = run(capsys, "evaluate", trained / file)
+    assert (code, err) == (0, "")
+    assert text.split() == ["top1", f"{last['top1']:.3f}"]
+    (tmp_path / file).write_bytes((trained / file).read_bytes())
+    code, alone, err = run(capsys, "evaluate", tmp_path / file)
+    if file == "last.safetensors":  # the recipe is in it
+        assert (code, alone) == (0, text)
+    else:
+        assert code == 2
+        assert f"there is no recipe.yaml next to {tmp_path / file}" in err
+
+
+def test_what_is_no_run_is_told(trained: Path, tmp_path: Path, capsys: Any) -> None:
+    code, _, err = run(capsys, "evaluate", "nothing")
+    assert (code, err.splitlines()[0]) == (2, "polynl: there is no recipe nothing.")
+    code, _, err = run(capsys, "evaluate", tmp_path)
+    assert (code, err) == (2, f"polynl: {tmp_path} is a folder. There is no recipe in it.\n")
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "recipe.yaml").write_bytes((trained / "recipe.yaml").read_bytes())
+    for words in (
+        ["evaluate", tmp_path],
+        ["report", tmp_path],
+        ["predict", tmp_path, "--checkpoint", tmp_path],
+    ):
+        Image.new("RGB", (8, 8)).save(tmp_path / "image.png")
+        code, _, err = run(capsys, *words)
+        assert (code, f" Runs in it: {tmp_path / 'none'}." in err) == (2, True), words
 
 
 def test_keys_of_the_recipe_can_be_given(trained: Path, capsys: Any) -> None:

@@ -14,6 +14,7 @@ from real_runs import Runner, figures, outcome
 from rich.console import Console
 from torchvision.transforms.v2.functional import to_pil_image
 
+from polynl.errors import SettingsError
 from polynl.files import check_destination
 from polynl.train.evaluation import evaluate_checkpoint, evaluate_detections
 from polynl.train.recipe_file import load_recipe
@@ -131,6 +132,15 @@ def test_faces_of_another_model_are_not_mixed_with_these(tmp_path: Path, capsys:
     assert message in " ".join(err.split())
     (folder / "0--Parade").rmdir()
     assert "--checkpoint: no such file" in run(capsys, *words)[2], "an empty one will do"
+
+
+def test_a_folder_that_is_read_only_is_told_before_the_work(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(
+        SettingsError, match=r"--out: .*report.html cannot be written: its folder is read-only"
+    ):
+        check_destination(tmp_path / "report.html", "file", "--out")
+    check_destination(Path("/dev/null"), "file", "--out")
 
 
 def test_a_file_may_be_written_again(tmp_path: Path) -> None:

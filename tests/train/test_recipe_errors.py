@@ -93,7 +93,7 @@ def here(tmp_path: Path, monkeypatch: Any) -> Path:
         ("--optimizer.lr.x 3", "--optimizer.lr.x: optimizer.lr is 0.05 and has no keys below it."),
         ("--optimizer.lr high", "optimizer.lr: expected a valid number"),
         ("--model.arch_options 3", "model.arch_options: expected keys and values (got 3)"),
-        ("--model.placement 3", "model.placement: expected a valid string (got 3)"),
+        ("--model.placement 3", "or the name of a module, got '3'"),
         ("--data scenes", "data: expected keys and values (got 'scenes')"),
         ("--data.source null", "data.source: must be one of image_folder, scenes"),
         ("--data.mean [0,0]", "data.mean.2: is missing."),
@@ -234,7 +234,7 @@ def test_several_mistakes_are_all_listed(capsys: Any, here: Path) -> None:
             "--data.root single",
             "data.root: single/train needs at least two folders of classes; found class0.",
         ),
-        ("--data.root odd", "have different classes: class1, klass1 only in one of them."),
+        ("--data.root odd", "have different classes: only train has class1; only val has klass1."),
         (
             "--data.scale [1,0.08]",
             "data.scale: expected [from, to] with 0 < from <= to <= 1; got [1.0, 0.08]",
@@ -247,7 +247,8 @@ def test_several_mistakes_are_all_listed(capsys: Any, here: Path) -> None:
         ("--data.rooot x", "data.rooot: there is no such key. Did you mean root?"),
         (
             "--data.images 3",
-            "Keys here: source, root, train, val, on_bad_image, flip, mean, std, size, resize, scale.",
+            "Keys here: source, root, train, val, on_bad_image, flip, mean, std, size, resize, scale, "
+            "colour_jitter, interpolation, upright, held_out, labels.",
         ),
         ("--data.on-bad-image ignore", "data.on_bad_image: expected 'stop' or 'skip' (got 'ignore')"),
     ],
@@ -339,7 +340,7 @@ def test_a_mistake_in_a_file(content: str, expected: str, capsys: Any, here: Pat
             "Use: coco --model.block poly_nl --model.placement res345\n",
         ),
         ("scenes/chess", "Use: scenes --model.block NAME\n"),
-        ("mine", "mine is a folder. Recipes in it: recipe.yaml."),
+        ("mine", "mine is a folder. Recipes in it: own.yaml."),
         ("void", "void is a folder. There is no recipe in it."),
         (".", ". is a folder."),
         ("", ". is a folder."),
@@ -349,7 +350,7 @@ def test_a_mistake_in_a_file(content: str, expected: str, capsys: Any, here: Pat
 )
 def test_a_path_that_is_no_recipe(command: str, path: str, expected: str, capsys: Any, here: Path) -> None:
     (here / "mine").mkdir()
-    (here / "mine" / "recipe.yaml").write_text(GOOD)
+    (here / "mine" / "own.yaml").write_text(GOOD)
     (here / "void").mkdir()
     checkpoint = ["--checkpoint", "some.pt"] if command == "evaluate" else []
     assert expected in refused(capsys, here, command, path, *checkpoint)

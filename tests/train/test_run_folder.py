@@ -205,7 +205,7 @@ def test_the_bar_tells_epoch_loss_rate_and_speed(tmp_path: Path) -> None:
     training = [(done, text) for done, text in display.steps if "loss" in text]
     assert [done for done, _ in training] == [1, 2, 3, 4]
     parts = [
-        re.fullmatch(r"epoch (\d)  loss (\d+\.\d{4})  lr 0\.025  (\d+) images/s", t) for _, t in training
+        re.fullmatch(r"epoch (\d)  loss (\d+\.\d{4})  lr 0\.025  ([\d.]+) images/s", t) for _, t in training
     ]
     assert all(parts)
     assert [part[1] for part in parts if part] == ["1", "1", "2", "2"]
@@ -243,16 +243,16 @@ def test_durations(seconds: float, text: str) -> None:
 def test_an_epoch_in_one_line() -> None:
     row = {"epoch": 3, "loss": 1.0, "top1": 50.0, "lr": 0.001, "images_per_second": 12.3, "seconds": 61}
     line = epoch_line({**row, "skipped": 0}, 90, ["top1"])
-    assert line == "epoch  3/90  loss 1.0000  top1 50.00  lr 0.001  12 images/s  1 min 1 s"
+    assert line == "epoch  3/90  loss 1.0000  top1 50.00  lr 0.001  12.3 images/s  1 min 1 s"
     assert epoch_line({**row, "skipped": 2}, 90, []).endswith("  2 unreadable images skipped")
 
 
-def test_the_summary_names_the_best_epoch_not_the_last() -> None:
+def test_the_summary_has_the_first_the_best_and_the_last_epoch() -> None:
     rows = [{"epoch": e, "top1": top1, "seconds": 1.0} for e, top1 in ((1, 30.0), (2, 50.0), (3, 40.0))]
     console = Console(file=io.StringIO(), width=80)
     console.print(summary(rows, "top1"))
-    assert re.search(r"epoch +│ +2 +│ +3", shown(console))
-    assert re.search(r"top1 +│ +50 +│ +40", shown(console))
+    assert re.search(r"epoch +│ +1 +│ +2 +│ +3", shown(console))
+    assert re.search(r"top1 +│ +30 +│ +50 +│ +40", shown(console))
 
 
 # Start, resume and overwrite
@@ -300,13 +300,13 @@ def test_one_run_has_one_recipe(finished: Finished, capsys: Any) -> None:
     ("name", "expected"),
     [
         ("scenes", set()),
-        ("imagenet", {"data.root", "data.on_bad_image"}),
+        ("imagenet", {"data.root", "data.on_bad_image", "data.labels"}),
         ("coco", {"data.root", "data.on_bad_image"}),
         ("wider_face", {"data.root", "data.on_bad_image", "data.ground_truth"}),
     ],
 )
 def test_keys_that_may_change_when_a_run_resumes(name: str, expected: set[str]) -> None:
-    always = {"workers", "threads", "device", "checkpoint_every", "val_batch"}
+    always = {"workers", "threads", "device", "checkpoint_every", "val_batch", "keep_checkpoints"}
     assert neutral_keys(load_recipe(name)) == always | expected
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -11,7 +11,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from polynl.blocks.registry import BLACK, BLOCKS, BLUE, GREEN, PURPLE, SKY, VERMILLION, Style, build_block
+from polynl.blocks.registry import (
+    BLACK,
+    BLOCKS,
+    BLUE,
+    FAMILY_TITLES,
+    GREEN,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    Style,
+    build_block,
+)
+from polynl.errors import check_choices
 from polynl.results.benchmark import Point
 
 REFERENCE = "conv1x1"
@@ -24,14 +36,15 @@ Matrices = Callable[[Point], float]
 class Case:
     """A layer under measurement.
 
-    `build` makes it for a number of channels. Layers that are quadratic in the positions have
-    `largest_matrices`: how many entries the matrices have that they hold at their peak, by point. On large
-    maps everything else they hold is small by comparison.
+    `build` makes it for a number of channels; `family` is its group in figures. Layers that are quadratic in
+    the positions have `largest_matrices`: how many entries the matrices have that they hold at their peak, by
+    point. On large maps everything else they hold is small by comparison.
     """
 
     name: str
     label: str
     style: Style
+    family: str
     build: Callable[[int], nn.Module]
     largest_matrices: Matrices | None = None
     package: str | None = None
@@ -70,9 +83,10 @@ def _pairs(forward: float, training: float) -> Matrices:
 
 def _tesa_matrices(point: Point) -> float:
     """S×S per mode, S being the product of the other axes; training keeps all three."""
-    channel_mode, row_mode = point.size("positions") ** 2, (point.size("channels") * point.side) ** 2
-    kept = channel_mode + 2 * row_mode if point.step == "training" else 0
-    return kept + max(channel_mode, row_mode)
+    channel_mode = point.size("positions") ** 2
+    rows_and_columns = [(point.size("channels") * size) ** 2 for size in point.spatial]
+    kept = channel_mode + sum(rows_and_columns) if point.step == "training" else 0
+    return kept + max(channel_mode, *rows_and_columns)
 
 
 @dataclass(frozen=True)
@@ -109,25 +123,36 @@ def _cases(block: str) -> Iterator[Case]:
             f"{block}_{form.name}" if form.name else block,
             f"{entry.label}, {form.label}" if form.label else entry.label,
             entry.style if form.style is None else form.style,
+            FAMILY_TITLES[entry.family],
             partial(build_block, block, init="random", **form.options),
             form.largest_matrices,
         )
 
 
 CASES = [
-    Case(REFERENCE, "1×1 convolution", Style(BLACK, "o"), _convolution(1)),
-    Case("conv3x3", "3×3 convolution", Style(BLACK, "s", "--"), _convolution(3)),
+    Case(REFERENCE, "1×1 convolution", Style(BLACK, "o"), "", _convolution(1)),
+    Case("conv3x3", "3×3 convolution", Style(BLACK, "s", "--"), FAMILY_TITLES["local"], _convolution(3)),
     # Blocks that see neighbours only are the convolutions above.
     *(case for name, entry in BLOCKS.items() if entry.family != "local" for case in _cases(name)),
 ]
 _dot, _softmax = partial(_mmcv, "dot_product"), partial(_mmcv, "embedded_gaussian")
+_OTHERS = "Other libraries"
 PEERS = [
-    Case("mmcv_dot_product", "mmcv, dot product", Style(BLUE, "1", ":"), _dot, _pairs(1, 2), "mmcv"),
-    Case("mmcv_softmax", "mmcv, softmax", Style(SKY, "2", ":"), _softmax, _pairs(2, 3), "mmcv"),
-    Case("timm", "timm, softmax", Style(GREEN, "3", ":"), _timm, _pairs(2, 3), "timm"),
+    Case("mmcv_dot_product", "mmcv, dot product", Style(BLUE, "1", ":"), _OTHERS, _dot, _pairs(1, 2), "mmcv"),
+    Case("mmcv_softmax", "mmcv, softmax", Style(SKY, "2", ":"), _OTHERS, _softmax, _pairs(2, 3), "mmcv"),
+    Case("timm", "timm, softmax", Style(GREEN, "3", ":"), _OTHERS, _timm, _pairs(2, 3), "timm"),
 ]
 BY_NAME = {case.name: case for case in (*CASES, *PEERS)}
-STYLES = {name: case.style for name, case in BY_NAME.items()}
+LOOKS = {name: (case.style, case.family) for name, case in BY_NAME.items()}
+# Names that stand for layers above: all that polynl has, and the block `conv`.
+ALL = "all"
+ALIASES = {ALL: [case.name for case in CASES], "conv": [REFERENCE]}
+
+
+def layer_names(names: Iterable[str], kind: str) -> tuple[str, ...]:
+    """The names without duplicates, `all` and `conv` resolved; a SettingsError if one is unknown."""
+    given = check_choices(names, [*BY_NAME, *ALIASES], kind)
+    return tuple(dict.fromkeys(layer for name in given for layer in ALIASES.get(name, [name])))
 
 
 def randomised(module: nn.Module, seed: int) -> nn.Module:

@@ -72,10 +72,10 @@ def run_compare(
     found = changes(old, new)
     if not found:
         raise SettingsError("the two runs have no method timed at the same size.")
-    console.print(as_rich(_summary(new, found)))
+    console.print(as_rich(_summary(new, found), console.width))
     shown = [change for change in found if everything or change.verdict]
     if shown:
-        console.print(as_rich(_details(new, shown)))
+        console.print(as_rich(_details(new, shown), console.width))
     hidden = len(found) - len(shown)
     if hidden:
         console.print(f"{hidden} of {len(found)} points lie within the spread; --all shows them.")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polynl.models.faster_rcnn import faster_rcnn
 from polynl.models.pyramid import BODY
 from polynl.models.resnet import insert_at
 from polynl.tasks.face_detection.model import face_detector
@@ -76,10 +77,15 @@ def _filled(boxes: Tensor, side: int) -> Tensor:
     return (rows[:, :, None] & columns[:, None, :]).to(torch.uint8)
 
 
-def mask_rcnn_detector(
-    arch: str, block: Callable[[int], nn.Module] | None, placement: str, side: int, **options: Any
+def rcnn_detector(
+    rcnn: Callable[..., nn.Module],
+    arch: str,
+    block: Callable[[int], nn.Module] | None,
+    placement: str,
+    side: int,
+    **options: Any,
 ) -> Detector:
-    """`mask_rcnn` for images of this side, without resizing, that finds the same boxes whatever its features.
+    """`mask_rcnn` or `faster_rcnn` for images of this side, without resizing, with boxes of fixed number.
 
     The number of boxes that an untrained detector finds depends on the scale of its features: a block that
     enlarges them leaves few of 1000 proposals, and next to no work for the heads. With zeros in the layers
@@ -88,11 +94,15 @@ def mask_rcnn_detector(
     threshold of 0 would give.
     """
     further = {"image_std": IMAGE_STD}
-    model: Any = mask_rcnn(arch, min_size=side, max_size=side, detector_options=further, **options)
+    model: Any = rcnn(arch, min_size=side, max_size=side, detector_options=further, **options)
     proposals, predictor = model.rpn.head, model.roi_heads.box_predictor
     _prepare(model, block, placement, proposals.cls_logits, proposals.bbox_pred, predictor)
     nn.init.constant_(predictor.cls_score.bias[1:4], 10.0)
     return Detector(model)
+
+
+mask_rcnn_detector = functools.partial(rcnn_detector, mask_rcnn)
+faster_rcnn_detector = functools.partial(rcnn_detector, faster_rcnn)
 
 
 def face_detector_of_side(

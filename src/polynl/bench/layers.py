@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import torch
 from rich.console import Console
@@ -30,7 +31,7 @@ def run_layers(settings: LayerSettings, console: Console) -> Results:
 
     def build(method: str, point: Point) -> tuple[nn.Module, Tensor]:
         channels = point.size("channels")
-        x = inputs((point.batch, channels, point.side, point.side))
+        x = inputs((point.batch, channels, *point.spatial))
         return randomised(BY_NAME[method].build(channels), settings.seed), x
 
     def refusal(method: str, point: Point) -> str | None:
@@ -40,7 +41,7 @@ def run_layers(settings: LayerSettings, console: Console) -> Results:
         return f"needs {byte_size(needed)}, limit {settings.memory_limit_gib:g} GiB"
 
     measure_points(results, path, layer_points(settings), build, refusal, settings, console)
-    figures = save_layer_figures(results, settings.out)
+    figures = [] if settings.shape else save_layer_figures(results, settings.out)
     write_tables(results, path, layer_tables(results), console, figures)
     return results
 
@@ -58,7 +59,10 @@ def selected_cases(settings: LayerSettings, console: Console) -> list[Case]:
 
 
 def layer_points(settings: LayerSettings) -> list[Point]:
-    """The points of both sweeps, each size once, smaller ones first."""
+    """The points of both sweeps or of the given shapes, each size once, smaller ones first."""
+    if settings.shape:
+        shapes = sorted(dict.fromkeys(settings.shape), key=math.prod)
+        return [Point.of(step, shape) for shape in shapes for step in STEPS]
     sizes = {(settings.at_side, channels) for channels in settings.channels}
     sizes |= {(side, settings.at_channels) for side in settings.sides}
     ordered = sorted(sizes, key=lambda size: size[0] ** 2 * size[1])

@@ -13,10 +13,17 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from polynl.bench.cases import BY_NAME
-from polynl.bench.detectors import COARSEST_STRIDE, NetworkAlone, face_detector_of_side, mask_rcnn_detector
+from polynl.bench.detectors import (
+    COARSEST_STRIDE,
+    NetworkAlone,
+    face_detector_of_side,
+    faster_rcnn_detector,
+    mask_rcnn_detector,
+)
 from polynl.bench.runner import measure_points, random_maps, start_or_resume, write_tables
 from polynl.bench.settings import NetSettings
 from polynl.errors import SettingsError, check_choices
+from polynl.models.libraries import LIBRARIES, library_network
 from polynl.models.resnet import PLACEMENTS, insert_at, resnet
 from polynl.results.benchmark import Point, Results
 from polynl.results.tables import network_table
@@ -53,11 +60,28 @@ def _resnet(arch: str, block: BlockBuilder | None, placement: str, _: int) -> nn
     return model
 
 
+def _of_library(name: str, block: BlockBuilder | None, placement: str, side: int) -> nn.Module:
+    """A classifier of torchvision or timm."""
+    example = torch.zeros(1, 3, side, side)
+    try:
+        model = library_network(name)
+        if block is not None:
+            insert_at(model, block, placement, example=example)
+    except ValueError as error:
+        modules = "" if block is None else " Choose modules of the network: --placements MODULE …"
+        raise SettingsError(f"--network {name}: {str(error).rstrip('.')}.{modules}") from None
+    with torch.no_grad():
+        if block is None and not isinstance(model.eval()(example), Tensor):
+            raise SettingsError(f"--network {name}: only classifiers can be measured by their names.")
+    return model
+
+
 def _networks() -> Iterator[tuple[str, Network]]:
     for depth in (18, 50, 101):
         yield f"resnet{depth}", Network(f"ResNet-{depth}", partial(_resnet, f"resnet{depth}"))
     for name, label, make, alone in (
         ("mask_rcnn", "Mask R-CNN", mask_rcnn_detector, None),
+        ("faster_rcnn", "Faster R-CNN", faster_rcnn_detector, None),
         ("faces", "Face detector", face_detector_of_side, NetworkAlone),
     ):
         for depth in (18, 50):
@@ -72,9 +96,7 @@ def run_networks(settings: NetSettings, console: Console) -> Results:
     """Measure the plain network and every variant, then show and save the table."""
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    (name,) = check_choices([settings.network], list(NETWORKS), "network")
-    network = NETWORKS[name]
-    check_choices(settings.placements, list(PLACEMENTS), "placement")
+    network = _selected(settings)
     variants = selected_variants(settings)
     path = settings.out / "nets.json"
     results = start_or_resume(path, settings, kind="nets", methods={}, reference=PLAIN)
@@ -96,6 +118,15 @@ def run_networks(settings: NetSettings, console: Console) -> Results:
     measure_points(results, path, points, build, lambda *_: None, settings, console)
     write_tables(results, path, [network_table(results)], console)
     return results
+
+
+def _selected(settings: NetSettings) -> Network:
+    name = settings.network
+    if "/" in name:
+        return Network(name, partial(_of_library, name))
+    check_choices([name], [*NETWORKS, *(f"{library}/NAME" for library in LIBRARIES)], "network")
+    check_choices(settings.placements, list(PLACEMENTS), "placement")
+    return NETWORKS[name]
 
 
 def selected_variants(settings: NetSettings) -> dict[str, tuple[str | None, str]]:

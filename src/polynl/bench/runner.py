@@ -85,7 +85,7 @@ def write_tables(
 ) -> None:
     """Print the tables, the notes and what was skipped, write all as Markdown, and name all files."""
     for table in tables:
-        console.print(as_rich(table))
+        console.print(as_rich(table, console.width))
     for line in (*results.notes(), *results.skipped_lines()):
         console.print(line, style="dim", highlight=False, markup=False)
     page = path.with_suffix(".md")
@@ -108,7 +108,9 @@ def _at_point(
                 peaks[method] = peak_bytes(tasks[method], settings.device)
                 seconds, limit = timed(tasks[method], settings.device), settings.time_limit_s
                 if seconds > limit:
-                    reason = f"one step takes {seconds:.1f} s at N = {point.side**2}, limit {limit:g} s"
+                    reason = (
+                        f"one step takes {seconds:.1f} s at N = {point.size('positions')}, limit {limit:g} s"
+                    )
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise

@@ -9,12 +9,14 @@ from typing import Any, Literal
 
 import torch
 
-from polynl.bench.cases import BY_NAME, CASES
+from polynl.bench.cases import CASES, layer_names
 from polynl.blocks.registry import BLOCKS
-from polynl.errors import SettingsError, check_choices, check_resume_or_overwrite
+from polynl.errors import SettingsError, check_resume_or_overwrite
 
 # PyTorch crashes with very many.
 MOST_THREADS = 1024
+# Options of `bench layers` that say which sizes its sweeps have.
+SWEEPS = ("batch", "channels", "at_side", "sides", "at_channels")
 # They do not change what is measured.
 ABOUT_THE_FILE = ("out", "resume", "overwrite")
 
@@ -47,9 +49,9 @@ class Settings:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value, option = getattr(self, field.name), f"--{field.name.replace('_', '-')}"
-            if value == ():
+            if value == () and field.default != ():
                 raise SettingsError(f"{option} needs at least one value.")
-            for number in value if isinstance(value, tuple) else (value,):
+            for number in _single(value):
                 # A flag is an int too; a seed may be 0.
                 if type(number) in (int, float) and field.name != "seed" and number <= 0:
                     raise SettingsError(f"{option} {number}: expected a number above 0.")
@@ -62,10 +64,9 @@ class Settings:
     def measured(self) -> dict[str, Any]:
         """The settings that a measurement depends on, as plain JSON."""
         return {
-            field.name: list(value) if isinstance(value, tuple) else value
+            field.name: _listed(getattr(self, field.name))
             for field in dataclasses.fields(self)
             if field.name not in ABOUT_THE_FILE
-            for value in [getattr(self, field.name)]
         }
 
     def command(self, *words: str) -> str:
@@ -77,8 +78,18 @@ class Settings:
                 continue
             parts.append(f"--{field.name.replace('_', '-')}")
             if not isinstance(value, bool):
-                parts += map(str, value if isinstance(value, tuple) else (value,))
+                parts += map(str, _single(value))
         return " ".join(parts)
+
+
+def _single(value: Any) -> list[Any]:
+    """The values in tuples of tuples, one after the other."""
+    return [single for part in value for single in _single(part)] if isinstance(value, tuple) else [value]
+
+
+def _listed(value: Any) -> Any:
+    """Tuples as lists, which JSON has."""
+    return [_listed(part) for part in value] if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +100,11 @@ class LayerSettings(Settings):
     """
 
     blocks: tuple[str, ...] = tuple(case.name for case in CASES)
-    """Layers to measure; conv1x1 is always included as the reference."""
+    """Layers to measure (default: all of them); conv1x1 is always included as the reference."""
     peers: bool = False
     """Also measure the layers of mmcv and timm, if installed."""
+    shape: tuple[tuple[int, int, int, int], ...] = ()
+    """Maps to measure instead of the sweeps, each as B C H W: --shape 1 256 56 56 8 64 40 60 has two."""
     batch: int = 1
     """Batch size."""
     channels: tuple[int, ...] = (64, 128, 256, 512, 1024)
@@ -109,7 +122,13 @@ class LayerSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choices(self.blocks, list(BY_NAME), "layer")
+        object.__setattr__(self, "blocks", layer_names(self.blocks, "layer"))
+        for field in dataclasses.fields(self):
+            if self.shape and field.name in SWEEPS and getattr(self, field.name) != field.default:
+                option = f"--{field.name.replace('_', '-')}"
+                raise SettingsError(
+                    f"{option} is for the sweeps, which --shape replaces: leave one of them out."
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,11 +139,14 @@ class NetSettings(Settings):
     """
 
     network: str = "resnet50"
-    """Network to insert them into: resnet18, 50 or 101, mask_rcnn_resnet18 or 50, faces_resnet18 or 50."""
+    """Network to insert them into: resnet18, 50 or 101, {mask_rcnn,faster_rcnn,faces}_resnet18 or 50, or a
+    classifier by its name, as torchvision/NAME or timm/NAME."""
     blocks: tuple[str, ...] = tuple(name for name, entry in BLOCKS.items() if entry.in_paper)
-    """Blocks to insert, by their names in `polynl bench layers`; the plain network is always included."""
+    """Blocks to insert, by their names in `polynl bench layers`, or all; the plain network is always
+    included."""
     placements: tuple[str, ...] = ("res4",)
-    """Where to insert them: res3, res4, res5, res345."""
+    """Where to insert them: res3, res4, res5, res345; in networks of torchvision and timm also before any
+    module, by its name."""
     batch: int = 8
     """Batch size for throughput, memory and training."""
     side: int = 224
@@ -136,4 +158,4 @@ class NetSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choices(self.blocks, list(BY_NAME), "block")
+        object.__setattr__(self, "blocks", layer_names(self.blocks, "block"))

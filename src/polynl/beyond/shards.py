@@ -16,7 +16,8 @@ def shard(model: nn.Module, group: Any = None) -> nn.Module:
     """Let all blocks of a model attend to the maps of all processes of a group of torch.distributed.
 
     Every process calls it, and then runs the model on its part of the map: any part, as long as batches are
-    equal. A forward pass has one all-reduce of the summary per block, a backward pass one of its gradient.
+    equal, which the first pass checks. A forward pass has one all-reduce of the summary per block, a backward
+    pass one of its gradient.
     Outputs and gradients are those of the whole map; gradients of parameters are those of the process's own
     part, so sum them over processes (DDP takes their mean).
 
@@ -51,9 +52,15 @@ class _AllReduce:
 
     name: str
     group: Any
+    checked: bool = False
 
     def __call__(self, summary: Summary) -> Summary:
-        return summary.all_reduce(self.group)
+        # Only in the first pass: it costs as much as the sum itself.
+        check, self.checked = not self.checked, True
+        try:
+            return summary.all_reduce(self.group, check=check)
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}") from None
 
     def __deepcopy__(self, memo: Any) -> _AllReduce:
         """Groups cannot be copied, and a copy of the model is of the same group."""

@@ -18,6 +18,8 @@ class AttentionBlock(Block):
 
     adds_contributions = True
     out: PointwiseNorm
+    residual: bool = True
+    """Whether X is added, in blocks with this option."""
 
     @abstractmethod
     def queries_of(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b n d"]:
@@ -38,6 +40,10 @@ class AttentionBlock(Block):
     @abstractmethod
     def attention(self, q: Float[Tensor, "b n d"], summary: Summary) -> Float[Tensor, "b n e"]:
         """Y, linear in the values; channels are head-major."""
+
+    def scales(self) -> tuple[float, float]:
+        """X is added, or it is not."""
+        return float(self.residual), 1.0
 
     def keys_of(self, spatial: torch.Size) -> torch.Size:
         """The spatial shape of the keys."""
@@ -65,4 +71,5 @@ class AttentionBlock(Block):
         summary: Summary,
         weights: Float[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n c"]:
-        return x + self._branch(x, summary, weights)
+        y = self._branch(x, summary, weights)
+        return x + y if self.residual else y

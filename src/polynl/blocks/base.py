@@ -47,6 +47,10 @@ class Block(nn.Module, ABC):
     leaves_autocast: ClassVar[bool] = True
     adds_contributions: ClassVar[bool] = False
     """Whether y is a sum of what the positions of the summary contribute, so that there is influence."""
+    takes_masks: ClassVar[bool] = True
+    """Whether positions can be left out of what the others see."""
+    uses_grid: bool = False
+    """Whether y depends on where positions are, so that a flat map (b, c, n) does not do for (b, c, h, w)."""
     exchange: Callable[[Summary], Summary] | None = None
     """What calling the block does with the summary of its input before it attends to it.
 
@@ -123,7 +127,7 @@ class Block(nn.Module, ABC):
             if problem := self.why_not_in_parts():
                 raise ValueError(f"{type(self).__name__} cannot be computed in parts: {problem}")
             return self.attend(x, self._exchanged(self.summarize(x, mask)))
-        weights = None if mask is None else self._weights(x, mask)
+        weights = None if mask is None else self.mask_weights(x, mask)
         return self._computed(x, lambda x: self._whole(x, weights))
 
     def why_not_in_parts(self) -> str | None:
@@ -144,7 +148,7 @@ class Block(nn.Module, ABC):
 
         It would get into gradients even if left out of the sums.
         """
-        hidden = (self._weights(x, mask) == 0).view(mask.shape).unsqueeze(1)
+        hidden = (self.mask_weights(x, mask) == 0).view(mask.shape).unsqueeze(1)
         harmless = x.abs() <= torch.finfo(x.dtype).max ** 0.25
         return x.masked_fill(hidden & ~harmless, 0)
 
@@ -157,7 +161,7 @@ class Block(nn.Module, ABC):
         """
         autocast = autocast_is_on(x)
         self.check_input(x, any_dtype=autocast, empty=True)
-        weights = None if mask is None else self._weights(x, mask)
+        weights = None if mask is None else self.mask_weights(x, mask)
         with torch.autocast(x.device.type, enabled=False) if autocast else nullcontext():
             return self._summary(without(folded(x.to(self.dtype)), weights), x.shape[2:], weights)
 
@@ -247,7 +251,8 @@ class Block(nn.Module, ABC):
         if x.dim() > 0 and len(summary.count) != len(x):
             raise ValueError(f"{name}: the summary is of a batch of {len(summary.count)}; x has {len(x)}")
 
-    def _weights(self, x: Tensor, mask: Tensor) -> Float[Tensor, "b n"]:
+    def mask_weights(self, x: Tensor, mask: Tensor) -> Float[Tensor, "b n"]:
+        """The mask of a map x as weights of its positions; an error if it does not fit."""
         name = type(self).__name__
         if not isinstance(mask, Tensor):
             raise TypeError(f"{name}: mask is a {type(mask).__name__}; expected a tensor")
@@ -330,7 +335,7 @@ def autocast_is_on(x: Tensor) -> bool:
 
 def folded(x: Float[Tensor, "b c *spatial"]) -> Float[Tensor, "b n c"]:
     """A view with all positions on one axis."""
-    return x.flatten(2).mT
+    return x.flatten(2).transpose(-2, -1)
 
 
 def without(x: Float[Tensor, "b n c"], weights: Float[Tensor, "b n"] | None) -> Float[Tensor, "b n c"]:
@@ -341,7 +346,7 @@ def without(x: Float[Tensor, "b n c"], weights: Float[Tensor, "b n"] | None) -> 
 def unfolded(z: Float[Tensor, "b n c"], x: Float[Tensor, "b c *spatial"]) -> Float[Tensor, "b c *spatial"]:
     """Z in the shape and layout of x."""
     # If the layout of z is another one, this restores that of x; usually neither call copies.
-    z = z.mT.contiguous() if channels_first(folded(x)) else z.contiguous().mT
+    z = z.transpose(-2, -1).contiguous() if channels_first(folded(x)) else z.contiguous().transpose(-2, -1)
     return laid_out_like(x, z.reshape(x.shape))
 
 

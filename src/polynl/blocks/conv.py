@@ -42,6 +42,7 @@ class ConvBaseline(LocalBlock):
         self.bias = flag("bias", bias)
         self.residual = flag("residual", residual)
         self.spatial_axes = choice("spatial_axes", spatial_axes, (1, 2, 3))
+        self.uses_grid = kernel_size > 1
         factory, kernel = factory_of(device, dtype), (kernel_size,) * spatial_axes
         self.weight = nn.Parameter(torch.empty(channels, channels, *kernel, **factory))
         self.offset = nn.Parameter(torch.empty(channels, **factory)) if bias else None
@@ -79,6 +80,8 @@ class ConvBaseline(LocalBlock):
         seen = x if self.kernel_size == 1 else without(x, weights)
         weight = self.weight.reshape(self.channels, self.channels, *(self.kernel_size,) * axes)
         convolution = (F.conv1d, F.conv2d, F.conv3d)[axes - 1]
-        y = convolution(seen.mT.unflatten(-1, spatial), weight, self.offset, padding=self.kernel_size // 2)
-        y = y.flatten(2).mT
+        y = convolution(
+            seen.transpose(-2, -1).unflatten(-1, spatial), weight, self.offset, padding=self.kernel_size // 2
+        )
+        y = y.flatten(2).transpose(-2, -1)
         return x + y if self.residual else y

@@ -76,6 +76,7 @@ class NonLocal(AttentionBlock):
         self.inner_channels = width("inner_channels", inner_channels, channels // 2)
         self.scale = choice("scale", scale, Scale if mode != "concatenation" else ("none",))
         self.sub_sample = choice("sub_sample", sub_sample, (None, "before", "after"))
+        self.uses_grid = sub_sample is not None
         pool = sizes("pool_size", pool_size, "a whole number, or one for each of 1 to 3 axes", most=3)
         self.pool_size = pool[0] if isinstance(pool_size, SupportsIndex) else pool
         self.norm = choice("norm", norm, Norm)
@@ -187,7 +188,11 @@ class NonLocal(AttentionBlock):
         lowest = torch.finfo(x.dtype).min
         if weights is not None:
             x = x.masked_fill((weights == 0).unsqueeze(-1), lowest)
-        pooled = pool(x.mT.unflatten(-1, spatial), self._window(spatial)).flatten(2).mT
+        pooled = (
+            pool(x.transpose(-2, -1).unflatten(-1, spatial), self._window(spatial))
+            .flatten(2)
+            .transpose(-2, -1)
+        )
         return pooled if weights is None else pooled.masked_fill(pooled == lowest, 0)
 
     def _window(self, spatial: torch.Size) -> tuple[int, ...]:

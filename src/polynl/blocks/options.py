@@ -47,3 +47,13 @@ def divides(name: str, value: int, whole_name: str, whole: int) -> int:
 def width(name: str, value: int | None, default: int) -> int:
     """A number of channels: `value`, or `default` (at least 1) if it is None."""
     return max(1, default) if value is None else positive(name, value)
+
+
+def residual_flag(value: bool, init: str) -> bool:
+    """`value` of the option `residual`, if the block can start with `init`."""
+    if not flag("residual", value) and init == "identity":
+        raise ValueError(
+            "residual=False: expected True with init='identity', since nothing is added to the input; "
+            "use init='random'"
+        )
+    return value

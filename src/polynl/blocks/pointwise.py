@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from polynl.functional.gram import project
+from polynl.functional.gram import project, sizes_are_open
 
 Norm = Literal["none", "batch", "layer"]
 
@@ -95,7 +95,19 @@ class PointwiseNorm(nn.Module):
         self, x: Float[Tensor, "b n c"], weights: Float[Tensor, "b n"] | None = None
     ) -> Float[Tensor, "b n d"]:
         """The normalised projection; statistics over positions do not include those of weight 0."""
+        if sizes_are_open() and isinstance(self.norm, nn.BatchNorm1d) and not self._over_positions():
+            # A batch norm of its own is one more pass over the map, and XNNPACK refuses open sizes in it.
+            return project(x, *self._weights_with(self.norm))
         return owned(self, self._normalized(project(x, self.weight, self.bias), weights))
+
+    def _weights_with(self, norm: nn.BatchNorm1d) -> tuple[Float[Tensor, "d c"], Float[Tensor, " d"]]:
+        """Weight and bias of the linear map and a batch norm with the statistics of training in one."""
+        mean, variance = norm.running_mean, norm.running_var
+        assert mean is not None
+        assert variance is not None
+        factor = norm.weight / (variance + norm.eps).sqrt()
+        offset = -mean if self.bias is None else self.bias - mean
+        return self.weight * factor.unsqueeze(-1), offset * factor + norm.bias
 
     def _normalized(
         self, y: Float[Tensor, "b n d"], weights: Float[Tensor, "b n"] | None
@@ -104,7 +116,7 @@ class PointwiseNorm(nn.Module):
             return y
         if weights is None or not self._over_positions():
             # Compiled graphs assume that a norm's output is contiguous and fail on any other layout.
-            return self.norm(y.mT.contiguous()).mT
+            return self.norm(y.transpose(-2, -1).contiguous()).transpose(-2, -1)
         if isinstance(self.norm, nn.GroupNorm):
             return _masked_layer_norm(y, weights, self.norm.eps)
         counted = weights > 0

@@ -36,6 +36,9 @@ class TESA(Block):
     Identity: W_out is zero; it receives gradient at once, the rest after the first step.
     """
 
+    takes_masks = False
+    uses_grid = True
+
     def __init__(
         self,
         channels: int,
@@ -93,12 +96,12 @@ class TESA(Block):
                 f"spatial_axes={self.spatial_axes}: construct it with spatial_axes={len(spatial)}, "
                 "or use fusion='sum'"
             )
-        a, b, v = (
-            (x if layer is None else projected(layer, x)).mT.unflatten(-1, spatial)
-            for layer in (self.a, self.b, self.v)
-        )
+        layers = (self.a, self.b, self.v)
+        flat = ((x if layer is None else projected(layer, x)).transpose(-2, -1) for layer in layers)
+        # No unflatten: the older ONNX exporter would write the sizes of the example into the program.
+        a, b, v = (t.reshape(*t.shape[:2], *spatial) for t in flat)
         modes = [
-            tesa_mode(a, b, v, axis, self.order, self.normalization).flatten(2).mT
+            tesa_mode(a, b, v, axis, self.order, self.normalization).flatten(2).transpose(-2, -1)
             for axis in range(1, v.dim())
         ]
         return x + self.out(sum(modes[1:], modes[0]) if self.fusion == "sum" else torch.cat(modes, dim=-1))

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
-from polynl.errors import SettingsError
+from polynl.errors import SettingsError, shortened
 from polynl.files import check_destination, write_atomically
 from polynl.results.evidence import REPLICATES, Evidence, comparable
 from polynl.results.formats import Interval, plural, signed
 from polynl.results.tables import Table, as_rich
 from polynl.tasks.registry import task_class
 from polynl.train.outcomes import Scored, find_outcomes
+from polynl.train.run_folder import unequal_training
 
 # Both are one training each, so the seed under which they are compared is of no importance.
 SEED = 0
@@ -31,15 +33,20 @@ class Compared:
     difference: Interval
 
 
-def run_compare(first: Path, second: Path, out: Path | None, console: Console) -> list[Compared]:
-    """Print the scores of both, their difference, and whether it is beyond chance."""
+def run_compare(
+    first: Path, second: Path, out: Path | None, console: Console, keys: Sequence[str] = ()
+) -> list[Compared]:
+    """Print the scores of both, their difference, and whether it is beyond chance.
+
+    With `keys` of the recipe, both are scored now.
+    """
     if out is not None:
         check_destination(out, "file", "--out")
     if first.resolve() == second.resolve():
         raise SettingsError(f"{first} is given twice: specify two runs.")
     names = [str(first), str(second)]
-    runs = [find_outcomes(path, console) for path in (first, second)]
-    evidence, task = _evidence(runs, names), task_class(runs[0].task)
+    runs = [find_outcomes(path, console, keys) for path in (first, second)]
+    evidence, task = _evidence(runs, names), task_class(runs[0].recipe.task)
     compared = [
         Compared(
             score,
@@ -51,9 +58,14 @@ def run_compare(first: Path, second: Path, out: Path | None, console: Console) -
     ]
     rows = [[task.scores[c.score], str(c.first), str(c.second), signed(c.difference)] for c in compared]
     title = f"On {plural(evidence.images, 'image')}, in percent, with 95 % intervals"
-    console.print(as_rich(Table.flat(title, ["", *names, "difference"], rows)))
+    console.print(as_rich(Table.flat(title, ["", *names, "difference"], rows), console.width))
     chosen = next(c for c in compared if c.score == task.best_by)
-    for line in _verdict(chosen.difference, names, task.scores[task.best_by]):
+    lines = _verdict(chosen.difference, names, task.scores[task.best_by])
+    if unequal := unequal_training(runs[0].recipe, runs[1].recipe):
+        lines.append(
+            f"They were not trained alike, so not only blocks make the difference: {shortened(unequal)}."
+        )
+    for line in lines:
         console.print(escape(line), highlight=False, soft_wrap=True)
     if out is not None:
         content = {"first": names[0], "second": names[1], "images": evidence.images}
@@ -63,7 +75,7 @@ def run_compare(first: Path, second: Path, out: Path | None, console: Console) -
 
 
 def _evidence(runs: list[Scored], names: list[str]) -> Evidence:
-    tasks = [run.task for run in runs]
+    tasks = [run.recipe.task for run in runs]
     if tasks[0] != tasks[1]:
         raise SettingsError(f"{names[0]} is trained for {tasks[0]}, {names[1]} for {tasks[1]}.")
     outcomes = dict(zip(names, (run.outcomes for run in runs), strict=True))

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 import torchvision
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2
 
 from polynl.errors import RunStoppedError, SettingsError, near_matches
 
-IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff"}
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".tif", ".tiff"}
 # It decodes a JPEG twice as fast as PIL, to the same pixels; PIL replaces it if torchvision drops it.
 _decode_jpeg: Callable[..., Tensor] | None = getattr(torchvision.io, "decode_jpeg", None)
 warnings.filterwarnings(
@@ -64,15 +64,39 @@ def read_image(path: str | os.PathLike[str], *, upright: bool = False) -> Tensor
         raise UnreadableImageError(f"{os.fspath(path)} is not a readable image: {_reason(error)}") from error
 
 
+def image_size(path: Path) -> tuple[int, int]:
+    """Width and height from the header of a file; an UnreadableImageError if it is turned by its EXIF data.
+
+    Data sets with annotations ignore EXIF orientations, so boxes drawn on the upright image would be wrong.
+    """
+    try:
+        with Image.open(path) as image:
+            turned = image.getexif().get(ExifTags.Base.Orientation, 1) not in (0, 1)
+            size = image.size
+    except Exception as error:  # decoders raise anything for a broken file
+        raise UnreadableImageError(f"{path} is not a readable image: {_reason(error)}") from error
+    if turned:
+        raise UnreadableImageError(
+            f"{path} is stored turned (EXIF orientation), which training ignores: save it upright, for "
+            "example with `mogrify -auto-orient`"
+        )
+    return size
+
+
 def read_for_detector(path: str | os.PathLike[str], *, upright: bool = False) -> Tensor:
     """As `read_image`; an image that is too thin for a detector counts as unreadable."""
     image = read_image(path, upright=upright)
+    check_not_thin(image, os.fspath(path))
+    return image
+
+
+def check_not_thin(image: Tensor, name: str) -> None:
+    """Raise an UnreadableImageError for an image (3, h, w) that is too thin for a detector."""
     height, width = image.shape[1:]
     if max(height, width) > THINNEST * min(height, width):
         raise UnreadableImageError(
-            f"{os.fspath(path)} is {width} wide and {height} high, more than {THINNEST} times as long as thin"
+            f"{name} is {width} wide and {height} high, more than {THINNEST} times as long as thin"
         )
-    return image
 
 
 def read_or_stand_in(
@@ -97,7 +121,8 @@ def _decoded(content: bytes, *, upright: bool) -> Tensor:
         # Decoders fill up what is missing, such as the end of an interrupted download.
         if content.find(b"\xff\xd9", scan) < 0:
             raise ValueError("it starts as a JPEG and has no end")
-        if _decode_jpeg is not None and not upright and size is not None:
+        may_be_turned = upright and b"Exif" in content[:scan]
+        if _decode_jpeg is not None and not may_be_turned and size is not None:
             _check_size(*size)
             try:
                 return _decode_jpeg(torch.frombuffer(bytearray(content), dtype=torch.uint8), mode="RGB")
@@ -105,13 +130,20 @@ def _decoded(content: bytes, *, upright: bool) -> Tensor:
                 pass  # PIL may read it, or has a better message
     with _opened(content) as image:
         _check_size(*image.size)
+        return from_pil(image, upright=upright)
+
+
+def from_pil(image: Image.Image, *, upright: bool) -> Tensor:
+    """An image of PIL as `read_image` returns it."""
+    if upright:
+        image = ImageOps.exif_transpose(image)
+    if image.mode.startswith(("I", "F")):
+        return _from_16_bits(image)
+    if "transparency" in image.info:
         # RGB cannot hold it, and PIL warns about palettes with it.
-        image.info.pop("transparency", None)
-        if upright:
-            ImageOps.exif_transpose(image, in_place=True)
-        if image.mode.startswith(("I", "F")):
-            return _from_16_bits(image)
-        return v2.functional.pil_to_tensor(image.convert("RGB"))
+        image = image.copy()
+        del image.info["transparency"]
+    return v2.functional.pil_to_tensor(image.convert("RGB"))
 
 
 def _from_16_bits(image: Image.Image) -> Tensor:
@@ -172,16 +204,24 @@ def val_transform(
     return v2.Compose([v2.Resize(resize, interpolation, antialias=True), v2.CenterCrop(size)])
 
 
+def _is_image(file: Path) -> bool:
+    return file.suffix.lower() in IMAGE_SUFFIXES and file.name[0] != "." and file.is_file()
+
+
 def image_files(paths: Sequence[Path]) -> list[Path]:
     """The image files that a command line names, and those in its folders."""
     images: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(
-                file for file in path.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file()
-            )
+            inside = sorted(file for file in path.iterdir() if _is_image(file))
             if not inside:
-                raise SettingsError(f"there is no image in the folder {path}.")
+                below = any(_is_image(file) for file in path.glob("*/*"))
+                hint = (
+                    f" Those below it are not looked for: name their folders, such as {path}/*."
+                    if below
+                    else ""
+                )
+                raise SettingsError(f"there is no image in the folder {path}.{hint}")
             images += inside
         elif path.is_file():
             images.append(path)

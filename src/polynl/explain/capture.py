@@ -71,6 +71,8 @@ class Activation:
 
     input: Tensor
     output: Tensor
+    mask: Tensor | None = None
+    """The mask that a block got, which leaves the padding of a detector's images out."""
 
 
 @dataclass(frozen=True)
@@ -115,13 +117,13 @@ def _record(
 ) -> None:
     x = (*args, *kwargs.values())[0]
     # Copies, because later modules may write into their input.
-    calls.append(Activation(x.clone(), output.clone()))
+    calls.append(Activation(x.clone(), output.clone(), kwargs.get("mask")))
 
 
 def _record_map_layers(model: nn.Module, layers: dict[str, None]) -> Iterator[RemovableHandle]:
     """Hooks that list the modules whose output is a map of several positions, in the order of last calls.
 
-    In a detector these are modules of its ResNet. Tokens and maps with the channels last do not have the
+    In a detector these are modules of its body. Tokens and maps with the channels last do not have the
     proportions of the input and are left out.
     """
     body = BODY if BODY in dict(model.named_modules()) else ""
@@ -135,7 +137,9 @@ def _record_map_layers(model: nn.Module, layers: dict[str, None]) -> Iterator[Re
             layers.pop(name, None)
             layers[name] = None
 
-    yield module.register_forward_pre_hook(lambda _, args: spatial.append(args[0].shape[2:]))
+    # Of the backbone, which need not call the network in it as a whole.
+    entered = model.get_submodule(body.rpartition(".")[0])
+    yield entered.register_forward_pre_hook(lambda _, args: spatial.append(args[0].shape[2:]))
     inside = layers_of_blocks(module)
     for name, part in module.named_modules(prefix=body):
         # The output of the whole model may be a map too, and the attention of a square map is square.

@@ -61,6 +61,14 @@ class Explanation:
         return f"{self.label}, {100 * self.probability:.0f}%"
 
     @property
+    def added(self) -> str | None:
+        """How much the block adds: the ratio of the norms over the whole map; None without a block."""
+        if self.norms is None:
+            return None
+        x, y = (float(norm.norm()) for norm in self.norms[:2])
+        return f"‖Y‖ ÷ ‖X‖ = {y / (x or 1):.2g}" if y > 0 else "nothing, the block is new or untrained"
+
+    @property
     def title(self) -> str:
         """The network's name, and the block if it has several."""
         return self.network.name if self.block is None else f"{self.network.name}, {self.block}"
@@ -88,7 +96,7 @@ def _explain_view(network: ExplainedNetwork, view: Tensor, spot: Spot | None, qu
     if target is not None:
         layers = captured.map_layers if query.layer is None else [query.layer]
         (cam,) = cams_at(network.model, images, target, layers)
-        explanation = replace(explanation, cam=cam, spot=spot or explanation.box or _highest(cam, view))
+        explanation = replace(explanation, cam=cam, spot=spot or explanation.box or highest(cam, view))
     return explanation if block is None else _with_block(explanation, captured, block)
 
 
@@ -128,7 +136,7 @@ def _with_block(explanation: Explanation, captured: Capture, name: str) -> Expla
     if explanation.spot is None:
         return explanation
     try:
-        (shares,) = influence_at(block, activation.input, frames, [explanation.spot])
+        (shares,) = influence_at(block, activation, frames, [explanation.spot])
     except ValueError as error:
         return replace(explanation, notes=(str(error),))
     return replace(explanation, shares=shares)
@@ -147,7 +155,7 @@ def class_number(target: str, labels: Mapping[int, str]) -> int:
     raise ValueError(f"--target: no class is called {target!r}.{hint}")
 
 
-def _highest(cam: Tensor, view: Tensor) -> tuple[float, float]:
+def highest(cam: Tensor, view: Tensor) -> tuple[float, float]:
     """The center of a map's highest cell in pixels of the view, or the view's center if the map is zero."""
     height, width = view.shape[-2:]
     if not cam.any():

@@ -51,18 +51,21 @@ def cam_figure(explanations: Sequence[Explanation]) -> Figure | None:
 
 
 def norms_figure(explanations: Sequence[Explanation]) -> Figure | None:
-    """‖X‖, ‖Y‖ and ‖Z‖, a row for every network with a block: Figure 4 of the paper."""
+    """‖X‖, ‖Y‖ and ‖Z‖, a row for every network with a block: Figure 4 of the paper.
+
+    Each has its own scale, or a small Y could not be seen; its title says how it compares with X.
+    """
     shown = [(each, each.norms) for each in explanations if each.norms is not None]
     if not shown:
         return None
     figure, rows = _grid(len(shown), 4)
-    titles = ("X, input", "Y, added by the block", "Z, output")
     for axes, (explanation, norms) in zip(rows, shown, strict=True):
         _show_image(axes[0], explanation, explanation.title)
+        titles = ("X, input", f"Y, added by the block\n{explanation.added}", "Z, output")
         for ax, values, title in zip(axes[1:], norms, titles, strict=True):
             high = float(values.max())
             limits = (float(values.min()), high) if high > 0 else (0.0, 1.0)
-            colours = _show_map(ax, explanation, values, title if high > 0 else f"{title}: nothing", limits)
+            colours = _show_map(ax, explanation, values, title, limits)
             _add_colour_bar(figure, [ax], colours, "norm")
     return figure
 
@@ -81,12 +84,20 @@ def influence_figure(explanations: Sequence[Explanation]) -> Figure | None:
     for ax, (explanation, shares) in zip(axes[1:], shown, strict=True):
         percent = 100 * shares
         most = float(percent.abs().max()) or 1.0
-        meaning = "influence on the marked place" if percent.any() else "its block adds nothing yet"
-        title = f"{explanation.title}\n{meaning}"
+        title = f"{explanation.title}\n{_influence_title(explanation)}"
         colours = _show_map(ax, explanation, percent, title, (-most, most), SIGNED)
         _mark(ax, explanation.spot)
         _add_colour_bar(figure, [ax], colours, "share, %")
     return figure
+
+
+def _influence_title(explanation: Explanation) -> str:
+    """Poly-NL has shares before β has moved from zero: those of what it would add."""
+    assert explanation.shares is not None
+    if not explanation.shares.any():
+        return "its block adds nothing yet"
+    trained = explanation.norms is None or bool(explanation.norms.y.any())
+    return "influence on the marked place" if trained else "untrained: what its block would add"
 
 
 def _grid(rows: int, columns: int) -> tuple[Figure, list[list[Axes]]]:

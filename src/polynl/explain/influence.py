@@ -10,16 +10,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from polynl.blocks.attention import AttentionBlock
-from polynl.blocks.base import Block, folded
-from polynl.explain.capture import Frame, Images, Spot, block_of, capture, like_images
+from polynl.blocks.base import Block, folded, without
+from polynl.explain.capture import Activation, Frame, Images, Spot, block_of, capture, like_images
 from polynl.functional.summary import Summary
 from polynl.insertion import at_rest
 
@@ -49,11 +49,13 @@ def contributions(
     place: Place,
     *,
     context: Float[Tensor, "b c *context"] | None = None,
+    mask: Shaped[Tensor, "b *mask"] | None = None,
 ) -> Contributions:
     """The vector that every position contributes to a block's output at a place.
 
     `place` is an index into the spatial axes, or weights (b, *spatial) for the mean over several positions.
-    With `context`, the parts are those of its positions, to which the block attends from x.
+    With `context`, the parts are those of its positions, to which the block attends from x. `mask`: as the
+    block takes it.
     Costs C times what `influence` costs, which gives one number each.
     The block is evaluated in eval mode; if it is in half precision, the parts are in fp32.
 
@@ -62,7 +64,7 @@ def contributions(
     >>> torch.allclose(contributions(block, x, (2, 3)).total(), block(x)[:, :, 2, 3], atol=1e-5)
     True
     """
-    with _prepared(block, x, place, context) as sums:
+    with _prepared(block, x, place, context, mask) as sums:
         alpha, beta = sums.block.scales()
         parts = torch.stack([sums.derivatives(unit) for unit in sums.unit_vectors()], dim=-1)
         own = alpha * rows_times(sums.weights, sums.x) + beta * sums.constant
@@ -75,21 +77,42 @@ def influence(
     place: Place,
     *,
     context: Float[Tensor, "b c *context"] | None = None,
+    mask: Shaped[Tensor, "b *mask"] | None = None,
 ) -> Float[Tensor, "b *spatial"]:
     """The share of every position in what a block adds at a place; shares sum to 1.
 
     The share of position j is cⱼ·Y / Y·Y, with cⱼ its contribution to Y at the place; a negative share works
     against the others. If the block adds nothing, all are zero. With `context`, the shares are those of its
-    positions. One backward pass gives all of them, the derivatives of Y·Y by the factors of the summands.
+    positions. `mask`: as the block takes it; positions of weight 0 have no share. One backward pass gives all
+    shares, the derivatives of Y·Y by the factors of the summands.
     Shares are computed from Y without β and biases, so they are defined even while β is zero.
     """
-    with _prepared(block, x, place, context) as sums:
-        y = sums.added(sums.summary(sums.ones()))
-        # Of unit size, because squares of a Y that is cubic soon underflow or overflow.
-        size = y.abs().amax(dim=1, keepdim=True)
-        direction = y / size.masked_fill(size == 0, 1)
-        shares, total = sums.derivatives(direction), (y * direction).sum(dim=1, keepdim=True)
-        return torch.where(total > 0, shares / total, 0.0).unflatten(1, sums.spatial)
+    with _prepared(block, x, place, context, mask) as sums:
+        return sums.shares(sums.added(sums.summary(sums.ones())))
+
+
+def influence_in_parts(
+    block: nn.Module, x: Float[Tensor, "b c"], parts: Sequence[Any]
+) -> Iterator[Float[Tensor, "b *spatial"]]:
+    """The shares of all positions in what a block adds at a position x, one part of the map after another.
+
+    As `influence`, for a map that does not fit into memory. The parts are tensors (b, c, *spatial), or a
+    sequence that makes them when it is asked: twice for each. Where keys are sub-sampled, cut the map between
+    their windows.
+    """
+    query = x[:, :, None]
+    place = torch.ones_like(query[:, 0])
+    summaries = []
+    for part in parts:
+        with _prepared(block, query, place, part, None) as sums:
+            summaries.append(sums.summary(sums.ones()))
+            last = sums
+    y = last.added(sum(summaries[1:], summaries[0]))
+    for number, part in enumerate(parts):
+        rest = summaries[:number] + summaries[number + 1 :]
+        with _prepared(block, query, place, part, None) as sums:
+            shares = replace(sums, others=sum(rest[1:], rest[0]) if rest else None).shares(y)
+        yield shares  # out of the context, in which gradients are off
 
 
 @dataclass(frozen=True)
@@ -106,6 +129,10 @@ class Sums:
     keys: Float[Tensor, "b k c"]
     """The map that it attends to."""
     keys_spatial: torch.Size
+    keys_weights: Float[Tensor, "b k"] | None = None
+    """Those of a mask."""
+    others: Summary | None = None
+    """Of the other parts of the map attended to, if the keys are a part of it."""
 
     @property
     def spatial(self) -> torch.Size:
@@ -126,7 +153,8 @@ class Sums:
 
     def summary(self, factors: Float[Tensor, "b m"]) -> Summary:
         """Of the map attended to, with its summands times the factors."""
-        return self.block._summary(self.keys, self.keys_spatial, emphasis=factors)
+        summary = self.block._summary(self.keys, self.keys_spatial, self.keys_weights, factors)
+        return summary if self.others is None else self.others + summary
 
     def added(self, summary: Summary) -> Float[Tensor, "b c"]:
         """Y at the place."""
@@ -142,6 +170,14 @@ class Sums:
                 y = self._added(self.summary(factors), chunk)
             found += torch.autograd.grad(y, factors, direction)[0]
         return found
+
+    def shares(self, y: Float[Tensor, "b c"]) -> Float[Tensor, "b *spatial"]:
+        """Of every position in Y at the place."""
+        # Of unit size, because squares of a Y that is cubic soon underflow or overflow.
+        size = y.abs().amax(dim=1, keepdim=True)
+        direction = y / size.masked_fill(size == 0, 1)
+        shares, total = self.derivatives(direction), (y * direction).sum(dim=1, keepdim=True)
+        return torch.where(total > 0, shares / total, 0.0).unflatten(1, self.spatial)
 
     def _added(self, summary: Summary, chunk: Tensor) -> Float[Tensor, "b c"]:
         return rows_times(self.weights[:, chunk], self.block._branch(self.x[:, chunk], summary))
@@ -160,13 +196,13 @@ def influence_map(
     `spot`: a point x, y or a box left, top, right, bottom in pixels of the image, one for all images or one
     for each; tensors are accepted too, such as the boxes of a detector.
     `images`, `block`: see `feature_norms`. See :func:`polynl.explain.influence` for what a share is. Maps of
-    a detector's images come without the padding, which may have a share as well.
+    a detector's images come without the padding, which has a share as well unless the block ignores it.
     """
     name = block_of(model, block)
     captured = capture(model, images, modules=[name])
     spots = _spots(spot, len(captured.frames))
-    x = captured.activations[name].input
-    return like_images(images, influence_at(model.get_submodule(name), x, captured.frames, spots))
+    activation = captured.activations[name]
+    return like_images(images, influence_at(model.get_submodule(name), activation, captured.frames, spots))
 
 
 def influence_maps(model: nn.Module, image: Tensor, *, block: str | None = None) -> Tensor:
@@ -178,21 +214,26 @@ def influence_maps(model: nn.Module, image: Tensor, *, block: str | None = None)
         raise ValueError(f"image has the shape {tuple(image.shape)}; expected (3, h, w)")
     name = block_of(model, block)
     captured = capture(model, image, modules=[name])
-    module, x, (frame,) = model.get_submodule(name), captured.activations[name].input, captured.frames
-    rows, columns = frame.crop(x).shape[-2:]
+    module, seen, (frame,) = model.get_submodule(name), captured.activations[name], captured.frames
+    rows, columns = frame.crop(seen.input).shape[-2:]
     maps = [
-        frame.crop(influence(module, x, (row, column))[0]) for row in range(rows) for column in range(columns)
+        frame.crop(influence(module, seen.input, (row, column), mask=seen.mask)[0])
+        for row in range(rows)
+        for column in range(columns)
     ]
     return torch.stack(maps).unflatten(0, (rows, columns))
 
 
-def influence_at(block: nn.Module, x: Tensor, frames: Sequence[Frame], spots: Sequence[Spot]) -> list[Tensor]:
-    """For each image, the influence map of its spot, from the captured input of a block."""
+def influence_at(
+    block: nn.Module, seen: Activation, frames: Sequence[Frame], spots: Sequence[Spot]
+) -> list[Tensor]:
+    """For each image, the influence map of its spot, from what a block got."""
+    x = seen.input
     places = torch.zeros_like(x[:, 0])
     for place, frame, spot in zip(places, frames, spots, strict=True):
         inside = place[(..., *frame.cells(spot, x.shape[-2:]))]
         inside.fill_(1.0 / inside.numel())
-    shares = influence(block, x, places)
+    shares = influence(block, x, places, mask=seen.mask)
     return [frame.crop(share) for share, frame in zip(shares, frames, strict=True)]
 
 
@@ -212,7 +253,7 @@ def rows_times(rows: Float[Tensor, "b n"], maps: Float[Tensor, "b n c"]) -> Floa
     return torch.bmm(rows.unsqueeze(1), maps).squeeze(1)
 
 
-def _checked(block: nn.Module) -> Block:
+def check_contributions(block: nn.Module) -> Block:
     """The block, or a ValueError if its output is not a sum of contributions."""
     without = f"{type(block).__name__} has no influence maps"
     if not (isinstance(block, Block) and block.adds_contributions):
@@ -228,12 +269,13 @@ def _prepared(
     x: Float[Tensor, "b c *spatial"],
     place: Place,
     context: Float[Tensor, "b c *context"] | None,
+    mask: Shaped[Tensor, "b *mask"] | None,
 ) -> Iterator[Sums]:
     """The block in eval mode, the maps folded and the weights of the place; autocast is off.
 
     At least fp32: half precision does not resolve single terms of a sum over positions.
     """
-    known = _checked(block)
+    known = check_contributions(block)
     keys = x if context is None else context
     for given in (x, keys):
         known.check_input(given, any_dtype=True)
@@ -249,7 +291,9 @@ def _prepared(
             folded((given.clone() if given.is_inference() else given.detach()).to(wide.dtype))
             for given in (x, keys)
         )
-        yield Sums(linear, constant * weights.sum(dim=1, keepdim=True), query, weights, key, keys.shape[2:])
+        masked = None if mask is None else wide.mask_weights(keys, mask)
+        constant = constant * weights.sum(dim=1, keepdim=True)
+        yield Sums(linear, constant, query, weights, without(key, masked), keys.shape[2:], masked)
 
 
 def _constant_and_linear(block: Block) -> tuple[Float[Tensor, "1 c"], Block]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,17 @@ from torchvision.transforms._presets import ImageClassification
 from torchvision.transforms.v2 import Identity, InterpolationMode, Transform
 
 from polynl.data.images import val_transform
-from polynl.errors import SettingsError, near_matches
+from polynl.errors import SettingsError
 from polynl.explain.capture import Images, block_of, is_detector
 from polynl.insertion import insert, inserted
+from polynl.models.libraries import library_network
 from polynl.models.resnet import move_strides
 from polynl.models.weights import load_weights
 from polynl.tasks.base import Task
-from polynl.train.run_folder import find_trained
+from polynl.train.run_folder import checkpoint_in, find_trained
+
+# In place of a file: random weights.
+NO_WEIGHTS = Path("none")
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ def networks_from_checkpoints(
     checkpoints: Sequence[Path], recipe: str | None, keys: Sequence[str], options: Sequence[str]
 ) -> list[ExplainedNetwork]:
     """See `network_from_checkpoint`; networks of the same name get the names of their folders as well."""
+    checkpoints = [checkpoint_in(path) if path.is_dir() else path for path in checkpoints]
     networks = [network_from_checkpoint(path, recipe, keys, options) for path in checkpoints]
     names = [network.name for network in networks]
     longer = ["/".join((*path.resolve().parts[-3:-1], path.name)) for path in checkpoints]
@@ -79,6 +83,49 @@ def network_from_checkpoint(
     return ExplainedNetwork(name, model, task.output_labels(), task.view(), task.inputs, task)
 
 
+def networks_by_name(
+    names: Sequence[str],
+    weights: Sequence[Path] = (),
+    blocks: Sequence[str] = (),
+    *,
+    stride_in_1x1: bool = False,
+) -> list[ExplainedNetwork]:
+    """See `network_by_name`; networks of the same name get the names of their files as well.
+
+    The names of those with random weights say so, since their pictures mean nothing.
+
+    `weights`: a file for each of them, in their order (default: random weights); "none" is none.
+    `blocks` and `stride_in_1x1`: for the networks that have such modules; if none has, the first one says so.
+    """
+    files = [None if file == NO_WEIGHTS else file for file in weights] or [None] * len(names)
+    if len(files) != len(names):
+        raise SettingsError(
+            f"{len(files)} --weights for {len(names)} networks: specify one for every --model, in the same "
+            f"order; --weights {NO_WEIGHTS} stands for random weights."
+        )
+    found = [_from_library(name) for name in names]
+    inserts = [_having(found, block.partition("@")[2]) for block in blocks]
+    strided = _having(found, "layer2.0.conv3") if stride_in_1x1 else []
+    networks = []
+    for number, (network, file) in enumerate(zip(found, files, strict=True)):
+        chosen = [block for block, places in zip(blocks, inserts, strict=True) if number in places]
+        networks.append(_prepared(network, file, chosen, stride_in_1x1=number in strided))
+    shown = [network.name for network in networks]
+    named = []
+    for network, file in zip(networks, files, strict=True):
+        if file is None:
+            network = replace(network, name=f"{network.name} (random weights)")
+        elif shown.count(network.name) > 1:
+            network = replace(network, name=f"{network.name}, {file.name}")
+        named.append(network)
+    return named
+
+
+def _having(networks: Sequence[ExplainedNetwork], module: str) -> list[int]:
+    """The numbers of the networks that have a module; the first if none has, for its error."""
+    return [number for number, n in enumerate(networks) if module in dict(n.model.named_modules())] or [0]
+
+
 def network_by_name(
     name: str, weights: Path | None, blocks: Sequence[str] = (), *, stride_in_1x1: bool = False
 ) -> ExplainedNetwork:
@@ -87,14 +134,16 @@ def network_by_name(
     `weights`: a file (default: random weights); blocks that it does not contain stay new.
     `blocks`: blocks to insert, each as BLOCK@MODULE.
     """
-    library, _, arch = name.partition("/")
-    if library not in LIBRARIES or not arch:
-        choices = " or ".join(f"{known}/NAME" for known in LIBRARIES)
-        raise SettingsError(f"--model {name}: expected {choices}, such as torchvision/resnet50.")
-    network = LIBRARIES[library](arch)
+    return _prepared(_from_library(name), weights, blocks, stride_in_1x1=stride_in_1x1)
+
+
+def _prepared(
+    network: ExplainedNetwork, weights: Path | None, blocks: Sequence[str], *, stride_in_1x1: bool
+) -> ExplainedNetwork:
+    """The network with blocks and weights."""
     if stride_in_1x1:
         with _option("--stride-in-1x1"):
-            move_strides(network.model, arch)
+            move_strides(network.model, network.name)
     # Detectors take a list of images.
     example = ([torch.zeros(3, 64, 64)],) if network.detects else None
     for block in blocks:
@@ -106,7 +155,7 @@ def network_by_name(
     if weights is not None:
         with _option("--weights"):
             load_weights(network.model, weights)
-    return replace(network, name=" + ".join([arch, *blocks]))
+    return replace(network, name=" + ".join([network.name, *blocks]))
 
 
 @contextmanager
@@ -120,15 +169,16 @@ def _option(option: str) -> Iterator[None]:
         raise SettingsError(f"{option}: {str(error).removesuffix('.')}.") from None
 
 
-def _from_torchvision(arch: str) -> ExplainedNetwork:
-    known = torchvision.models.list_models()
-    if arch not in known:
-        raise SettingsError(f"--model: torchvision has no network {arch!r}.{near_matches(arch, known)}")
+def _from_library(name: str) -> ExplainedNetwork:
+    """The network alone, with random weights."""
+    with _option("--model"):
+        model = library_network(name).eval()
+    library, _, arch = name.partition("/")
+    return (_of_timm if library == "timm" else _of_torchvision)(arch, model)
+
+
+def _of_torchvision(arch: str, model: nn.Module) -> ExplainedNetwork:
     published = next(iter(torchvision.models.get_model_weights(arch)))
-    builder = torchvision.models.get_model_builder(arch)
-    # Detectors would download weights for their ResNets.
-    without = {"weights_backbone": None} if "weights_backbone" in signature(builder).parameters else {}
-    model = builder(weights=None, **without).eval()
     labels = dict(enumerate(published.meta.get("categories", ())))
     preset = published.transforms()
     if is_detector(model):
@@ -139,26 +189,16 @@ def _from_torchvision(arch: str) -> ExplainedNetwork:
     return ExplainedNetwork(arch, model, labels, view, partial(_normalized, mean=preset.mean, std=preset.std))
 
 
-def _from_timm(arch: str) -> ExplainedNetwork:
-    import timm
+def _of_timm(arch: str, model: nn.Module) -> ExplainedNetwork:
     from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
 
-    if arch.partition(".")[0] not in (known := timm.list_models()):
-        raise SettingsError(f"--model: timm has no network {arch!r}.{near_matches(arch, known)}")
-    model: Any = timm.create_model(arch, pretrained=False).eval()
-    published = model.pretrained_cfg
+    published: Any = model.pretrained_cfg
     size, interpolation = published["input_size"][-1], InterpolationMode(published["interpolation"])
     view = val_transform(size, int(size / published["crop_pct"]), interpolation)
     subset = infer_imagenet_subset(model)
     names = ImageNetInfo(subset).label_descriptions() if subset else ()
     normalize = partial(_normalized, mean=published["mean"], std=published["std"])
     return ExplainedNetwork(arch, model, dict(enumerate(names)), view, normalize)
-
-
-LIBRARIES: dict[str, Callable[[str], ExplainedNetwork]] = {
-    "torchvision": _from_torchvision,
-    "timm": _from_timm,
-}
 
 
 def _normalized(image: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:

@@ -93,8 +93,8 @@ def _print_summary(
 ) -> None:
     for explanation in explanations:
         parts = [f"{path}: {explanation.title}: {explanation.said}", *explanation.notes]
-        if explanation.norms is not None and not explanation.norms.y.any():
-            parts.append("its block adds nothing: it is new or untrained")
+        if explanation.added is not None:
+            parts.append(f"added by its block: {explanation.added}")
         _print(console, "; ".join(parts))
     names = ", ".join(file.name for file in written)
     _print(console, f"  {written[0].parent}: {names}" if written else "  nothing to draw")

@@ -52,3 +52,14 @@ def largest_over_ranks(number: int, group: Any = None, device: torch.device | st
     shared = torch.tensor(number, device=device)
     dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
     return int(shared)
+
+
+def check_same(what: str, here: str, group: Any = None) -> None:
+    """Raise the same ValueError on all ranks, unless they say the same; a backend would end the process."""
+    everywhere: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everywhere, here, group=group)
+    for rank, there in enumerate(everywhere):
+        if there != everywhere[0]:
+            raise ValueError(
+                f"the processes have different {what}: {everywhere[0]} on rank 0, {there} on rank {rank}"
+            )

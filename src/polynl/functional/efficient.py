@@ -25,7 +25,7 @@ def efficient_attention(
     """
     if normalization == "softmax":
         k, v = _by_head(k, heads), _by_head(v, heads)
-        context = torch.bmm(k.softmax(dim=-2).mT, v).unflatten(0, (-1, heads))
+        context = torch.bmm(k.softmax(dim=-2).transpose(-2, -1), v).unflatten(0, (-1, heads))
         return attend_by_head(q, context, normalization)
     return attend_by_head(q, sums_by_head(k, v, heads) / k.shape[-2], normalization)
 
@@ -34,10 +34,11 @@ def attend_by_head(
     q: Float[Tensor, "b n d"], context: Float[Tensor, "b h dh eh"], normalization: Normalization
 ) -> Float[Tensor, "b n e"]:
     """Queries, normalised over the channels of a head if "softmax", times the head's matrix."""
-    b, heads = context.shape[:2]
+    heads = context.shape[1]
     q = _by_head(q, heads)
     y = mix(q.softmax(dim=-1) if normalization == "softmax" else q, context.flatten(0, 1))
-    return y.unflatten(0, (b, heads)).transpose(1, 2).flatten(2)
+    # Not the batch size of the context: the older ONNX exporter would write that of the example.
+    return y.unflatten(0, (-1, heads)).transpose(1, 2).flatten(2)
 
 
 def sums_by_head(

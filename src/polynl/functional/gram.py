@@ -47,8 +47,8 @@ def outer_sum(x: Float[Tensor, "b n c"], y: Float[Tensor, "b n d"]) -> Float[Ten
     x, y = x.to(dtype), y.to(dtype)
     if large_and_single(x) and x.shape[2] < SPLIT and x.shape[1] % PIECES == 0:
         x, y = (t[0].unflatten(0, (PIECES, -1)) for t in (x, y))
-        return torch.bmm(x.mT, y).sum(dim=0, keepdim=True)
-    return torch.bmm(x.mT, y)
+        return torch.bmm(x.transpose(-2, -1), y).sum(dim=0, keepdim=True)
+    return torch.bmm(x.transpose(-2, -1), y)
 
 
 def mix(x: Float[Tensor, "b n c"], m: Float[Tensor, "b c d"]) -> Float[Tensor, "b n d"]:
@@ -57,9 +57,9 @@ def mix(x: Float[Tensor, "b n c"], m: Float[Tensor, "b c d"]) -> Float[Tensor, "
     if not channels_first(x):
         y = torch.bmm(wide, m)
     elif large_and_single(x):
-        y = F.conv1d(wide.mT, m[0].mT.unsqueeze(-1)).mT
+        y = F.conv1d(wide.transpose(-2, -1), m[0].transpose(-2, -1).unsqueeze(-1)).transpose(-2, -1)
     else:
-        y = torch.bmm(m.mT, wide.mT).mT
+        y = torch.bmm(m.transpose(-2, -1), wide.transpose(-2, -1)).transpose(-2, -1)
     return y.to(x.dtype)
 
 
@@ -98,8 +98,13 @@ def project(
     A batched matrix product would also work, but its backward pass holds a gradient of W per sample.
     """
     if channels_first(x) and x.shape[-2] > 0:  # torch's convolutions refuse maps without positions
-        return F.conv1d(x.mT, w.unsqueeze(-1), bias).mT
+        return F.conv1d(x.transpose(-2, -1), w.unsqueeze(-1), bias).transpose(-2, -1)
     return F.linear(x, w, bias)
+
+
+def add_product(y: Tensor, a: Tensor, x: Tensor) -> Tensor:
+    """Y + A ⊙ X; in one pass over the maps, except in exported programs: Core ML has no such operation."""
+    return y + a * x if sizes_are_open() else torch.addcmul(y, a, x)
 
 
 def large_and_single(x: Float[Tensor, "b n c"], least: int = LARGE) -> bool:
@@ -146,11 +151,15 @@ class _GramAndMap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dg: Tensor, dx: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        s = (dg + dg.mT) / x.shape[-2]
+        s = (dg + dg.transpose(-2, -1)) / x.shape[-2]
         if torch.is_grad_enabled() or x.dtype != s.dtype:
             return dx + mix(x, s)
         # dx comes from the only use of X in mix_by_gram and has no other holder, so it can be overwritten.
-        return dx.mT.baddbmm_(s, x.mT).mT if channels_first(x) else dx.baddbmm_(x, s)
+        return (
+            dx.transpose(-2, -1).baddbmm_(s, x.transpose(-2, -1)).transpose(-2, -1)
+            if channels_first(x)
+            else dx.baddbmm_(x, s)
+        )
 
 
 class _GramAndMapBothModes(_GramAndMap):
@@ -165,7 +174,7 @@ class _GramAndMapBothModes(_GramAndMap):
     def jvp(ctx: Any, dx: Tensor) -> tuple[Tensor, Tensor]:
         (x,) = ctx.saved_tensors
         half = gram(dx, x)
-        return half + half.mT, dx.view_as(dx)
+        return half + half.transpose(-2, -1), dx.view_as(dx)
 
 
 def symmetric_gram(x: Float[Tensor, "b n c"]) -> Float[Tensor, "b c c"]:
@@ -185,11 +194,11 @@ def _fill_symmetric(g: Tensor, x: Tensor, start: int, stop: int, levels: int) ->
     One level takes 3/4 of the multiply-adds, two take 5/8; narrower products are slower again.
     """
     if levels == 0:
-        g[:, start:stop, start:stop] = torch.bmm(x[..., start:stop].mT, x[..., start:stop])
+        g[:, start:stop, start:stop] = torch.bmm(x[..., start:stop].transpose(-2, -1), x[..., start:stop])
         return
     middle = (start + stop) // 2
-    upper = torch.bmm(x[..., start:middle].mT, x[..., middle:stop])
+    upper = torch.bmm(x[..., start:middle].transpose(-2, -1), x[..., middle:stop])
     g[:, start:middle, middle:stop] = upper
-    g[:, middle:stop, start:middle] = upper.mT
+    g[:, middle:stop, start:middle] = upper.transpose(-2, -1)
     _fill_symmetric(g, x, start, middle, levels - 1)
     _fill_symmetric(g, x, middle, stop, levels - 1)

@@ -60,7 +60,7 @@ def latent_attend(
     if squares is not None:
         nodes = nodes / squares.clamp_min(SHORTEST**2).sqrt().unsqueeze(-1)
     directions = unit_length(nodes, dim=-1)
-    return mix(b, torch.softmax(directions @ directions.mT, dim=-1) @ nodes)
+    return mix(b, torch.softmax(directions @ directions.transpose(-2, -1), dim=-1) @ nodes)
 
 
 def unit_length(x: Float[Tensor, "*b"], dim: int) -> Float[Tensor, "*b"]:

@@ -28,7 +28,7 @@ def dot_product_attention(
     """
     if form == "gram":
         return mix(theta, gram(phi, g))
-    return (theta @ phi.mT / phi.shape[-2]) @ g
+    return (theta @ phi.transpose(-2, -1) / phi.shape[-2]) @ g
 
 
 def dot_product_mixing(
@@ -40,8 +40,8 @@ def dot_product_mixing(
 ) -> Float[Tensor, "b c c"]:
     """M(G) = Wθ Wφᵀ G W_g W_out, so that the block's Y = X·M(G). Linear in G; the matrices are (out, in)."""
     dtype = torch.promote_types(gram.dtype, w_theta.dtype)
-    left = w_theta.to(dtype).mT @ w_phi.to(dtype)
-    right = (w_out.to(dtype) @ w_g.to(dtype)).mT
+    left = w_theta.to(dtype).transpose(-2, -1) @ w_phi.to(dtype)
+    right = (w_out.to(dtype) @ w_g.to(dtype)).transpose(-2, -1)
     return left @ gram.to(dtype) @ right
 
 
@@ -72,14 +72,17 @@ def softmax_attention(
     """
     bias = None if weights is None else _log_weights(weights).unsqueeze(-2)
     if theta.dtype == torch.float64:
-        scores = theta @ phi.mT * scale
+        scores = theta @ phi.transpose(-2, -1) * scale
         y = torch.softmax(scores if bias is None else scores + bias, dim=-1) @ g
     elif not sizes_are_open() and phi.shape[-2] == 0:
         y = theta.new_zeros(*theta.shape[:-1], g.shape[-1])
     else:
         width = max(theta.shape[-1], g.shape[-1])
-        q, k, v = (_padded(t, width) for t in (theta, phi, g))
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)[..., : g.shape[-1]]
+        # ONNX knows attention only with an axis of heads.
+        q, k, v = (_padded(t, width).unsqueeze(1) for t in (theta, phi, g))
+        mask = None if bias is None else bias.unsqueeze(1)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+        y = y.squeeze(1)[..., : g.shape[-1]]
     return y if weights is None else y * weights.any(dim=-1)[:, None, None]
 
 
@@ -108,8 +111,9 @@ def concatenation_attention(
 
     wᵀ[θᵢ, φⱼ] = aᵢ + bⱼ with a = θ w[:d] and b = φ w[d:], so the 2D×N×M concatenation is never stored.
     """
-    w_theta, w_phi = w.chunk(2)
-    scores = ((theta @ w_theta).unsqueeze(-1) + (phi @ w_phi).unsqueeze(-2)).relu()
+    # Matrices of one column: ONNX Runtime's optimizer breaks products with vectors.
+    w_theta, w_phi = w.unsqueeze(-1).chunk(2)
+    scores = (theta @ w_theta + (phi @ w_phi).transpose(-2, -1)).relu()
     return (scores if weights is None else scores * weights.unsqueeze(-2)) @ g
 
 

@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 
 from polynl.functional.gram import (
     LARGE,
+    add_product,
     channels_first,
     is_tracing,
     large_and_single,
@@ -102,9 +103,13 @@ def poly_nl_sum(
 def sum_of_products(
     x: Float[Tensor, "b n d"], y: Float[Tensor, "b n d"], weights: Float[Tensor, "b n"] | None = None
 ) -> Float[Tensor, "b d"]:
-    """Σⱼ mⱼ (xⱼ ⊙ yⱼ) in fp32 at least: in fp16 products of features overflow before their mean does."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    return _weighted(x.to(wide) * y, weights).sum(dim=-2)
+    """Σⱼ mⱼ (xⱼ ⊙ yⱼ) in fp32 at least."""
+    return _weighted(wide_products(x, y), weights).sum(dim=-2)
+
+
+def wide_products(x: Float[Tensor, "b n d"], y: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+    """X ⊙ Y in fp32 at least: in fp16 products of features overflow before their mean does."""
+    return x.to(torch.promote_types(x.dtype, torch.float32)) * y
 
 
 def poly_nl_attend(
@@ -116,7 +121,7 @@ def poly_nl_attend(
     w_value: Float[Tensor, "d c"] | None = None,
 ) -> Float[Tensor, "b n c"]:
     """Z = αX + β (p ⊙ XWᵥ) W₃ with the pooled products p of any map."""
-    return torch.addcmul(poly_nl_branch(x, beta * pooled, w3, w_value), alpha, x)
+    return add_product(poly_nl_branch(x, beta * pooled, w3, w_value), alpha, x)
 
 
 def poly_nl_branch(

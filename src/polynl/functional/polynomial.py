@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import grad, vmap
 
-from polynl.functional.gram import project
+from polynl.functional.gram import add_product, project
 
 Element = tuple[int, int]
 """(position, channel)."""
@@ -207,7 +207,7 @@ def ccp(
         raise ValueError("us is empty: expected one (rank, c) matrix per order, at least one")
     o = project(x, us[0])
     for u in us[1:]:
-        o = torch.addcmul(o, project(x, u), o)
+        o = add_product(o, project(x, u), o)
     return project(o, c_out, bias)
 
 

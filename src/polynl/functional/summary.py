@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from polynl.files import write_atomically
-from polynl.functional.collectives import gathered, largest_over_ranks, sum_over_ranks
+from polynl.functional.collectives import check_same, gathered, largest_over_ranks, sum_over_ranks
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,11 +58,18 @@ class Summary:
         """The summary in which every position counts `factor` times as much."""
         return self._mapped(lambda tensor: tensor * factor)
 
-    def all_reduce(self, group: Any = None) -> Summary:
+    def all_reduce(self, group: Any = None, *, check: bool = True) -> Summary:
         """The sum of the summaries of all processes of a group of torch.distributed, on each of them.
 
-        Gradients pass through: they are those of the sum of what all processes compute from it.
+        Gradients pass through: they are those of the sum of what all processes compute from it. With `check`,
+        processes with other blocks or batches raise a ValueError first; without it, they may just end.
         """
+        if check:
+            shapes = ", ".join(f"{name} {shape}" for name, shape in self.shapes().items())
+            check_same("summaries", f"{shapes} of a batch of {len(self.count)}, {self.count.dtype}", group)
+        return self._over_ranks(group)
+
+    def _over_ranks(self, group: Any) -> Summary:
         named = sum_over_ranks(self._named(), group)
         return replace(self, count=named.pop("count"), parts=named)
 
@@ -176,8 +183,8 @@ class SoftmaxSummary(Summary):
         scaled = {name: part if name == "maximum" else part * factor for name, part in self.parts.items()}
         return replace(self, count=self.count * factor, parts=scaled)
 
-    def all_reduce(self, group: Any = None) -> Summary:
-        """See :meth:`Summary.all_reduce`; here every process gathers the summaries of all and merges them."""
+    def _over_ranks(self, group: Any) -> Summary:
+        """Every process gathers the summaries of all and merges them."""
         return _merged_over_ranks(self, group)
 
     def mean(self, name: str) -> Tensor:
@@ -206,8 +213,8 @@ class KeysAndValues(Summary):
         parts = _with_weights(self.parts)
         return replace(self, count=self.count * factor, parts={**parts, "weights": parts["weights"] * factor})
 
-    def all_reduce(self, group: Any = None) -> Summary:
-        """See :meth:`Summary.all_reduce`; here every process gets the keys and values of all."""
+    def _over_ranks(self, group: Any) -> Summary:
+        """Every process gets the keys and values of all."""
         # Processes may have different numbers of keys: all add keys of weight 0, up to the largest number.
         keys = self.parts["keys"].shape[1]
         missing = largest_over_ranks(keys, group, self.count.device) - keys

@@ -30,7 +30,7 @@ def tesa_mode(
     a, b, flat = (t.movedim(axis, 1).flatten(2) for t in (a, b, v))
     if normalization == "mean":
         a = a / a.shape[-1]
-    y = (a @ b.mT) @ flat if order == "cheap" else a @ (b.mT @ flat)
+    y = (a @ b.transpose(-2, -1)) @ flat if order == "cheap" else a @ (b.transpose(-2, -1) @ flat)
     return y.reshape(rows_first.shape).movedim(1, axis)
 
 

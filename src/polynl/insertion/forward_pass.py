@@ -1,27 +1,34 @@
-"""One forward pass that finds how many channels pass each place."""
+"""One forward pass that finds how many channels pass each place, and on which axis."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from polynl.blocks.base import layers_of_blocks
-from polynl.insertion.layouts import Layouts, tells_layout
-from polynl.insertion.places import Place, home
+from polynl.insertion.evidence import Evidence, tells_layout
+from polynl.insertion.layouts import Layout, Wanted
+from polynl.insertion.places import Place, claimed_prefix, home
 
 # The spatial size of a guessed input, by the rank of the convolution it is guessed from. U-shaped networks
 # halve every axis five times.
 GUESSED_SIZES = {1: (1024,), 2: (224, 224), 3: (32, 64, 64)}
 
 
-def widths_of(model: nn.Module, places: Sequence[Place], example: Any) -> list[int]:
-    """The channels at every place; a ValueError where no block can go."""
-    layouts = Layouts()
-    args: tuple[Any, ...] = ()
+class Fit(NamedTuple):
+    """What a block has to fit at its place."""
+
+    channels: int
+    layout: Layout
+
+
+def fits_of(model: nn.Module, places: Sequence[Place], wanted: Wanted, example: Any) -> list[Fit]:
+    """The channels and the layout at every place; a ValueError where no block can go."""
+    evidence = Evidence()
     cause = None
     try:
         with ExitStack() as hooks, at_rest(model), torch.no_grad():
@@ -30,9 +37,10 @@ def widths_of(model: nn.Module, places: Sequence[Place], example: Any) -> list[i
             inside = layers_of_blocks(model)
             for layer in filter(tells_layout, model.modules()):
                 if layer not in inside:
-                    hooks.enter_context(layer.register_forward_hook(layouts.watch))
+                    hooks.enter_context(layer.register_forward_hook(evidence.watch))
             given = _guessed_input(model) if example is None else example
             args = given if isinstance(given, tuple) else (given,)
+            evidence.input = next((arg.shape for arg in args if isinstance(arg, Tensor)), torch.Size())
             model(*args)
     except Exception as error:
         # Ignored if every place has been reached: a head may need inputs of another size.
@@ -47,22 +55,23 @@ def widths_of(model: nn.Module, places: Sequence[Place], example: Any) -> list[i
         ) from cause
     if missed:
         raise ValueError(f"no block can go {missed}: the model's forward pass does not call it")
-    spatial = next((arg.shape[2:] for arg in args if isinstance(arg, Tensor)), torch.Size())
-    for place in places:
+    return [_fit(place, evidence, wanted, claimed_prefix(model, place)) for place in places]
+
+
+def _fit(place: Place, evidence: Evidence, wanted: Wanted, hint: int | None) -> Fit:
+    layouts = []
+    try:
         for value in place.seen:
-            _check_feature_map(place, value, layouts, spatial)
-    return [place.width() for place in places]
-
-
-def _check_feature_map(place: Place, value: torch.Size | str, layouts: Layouts, spatial: torch.Size) -> None:
-    if isinstance(value, str):
-        problem: str | None = f"got {value}"
-    elif len(value) < 3:
-        problem = f"got a tensor of shape {tuple(value)}"
-    else:
-        problem = layouts.problem(value, spatial)
-    if problem is not None:
-        raise ValueError(f"no block can go {place}: it needs one tensor (b, c, *spatial), {problem}")
+            if isinstance(value, str):
+                raise ValueError(f"got {value}")
+            if len(value) < 3:
+                raise ValueError(f"got a tensor of shape {tuple(value)}")
+            layouts.append(evidence.layout(value, wanted, hint))
+    except ValueError as error:
+        raise ValueError(f"no block can go {place}: it needs one map or tokens, {error}") from None
+    if len({layout.kind for layout in layouts}) > 1:
+        raise ValueError(f"no block can go {place}: it is called with {' and '.join(map(str, layouts))}")
+    return Fit(place.width(layouts[0]), layouts[0])
 
 
 @contextmanager

@@ -1,94 +1,104 @@
-"""Which axis of a tensor holds the channels: what the layers around it say, or else its proportions."""
+"""How a tensor holds a map, and running a block on it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-# A subclass with a forward of its own may permute its input, as the LayerNorm2d of torchvision does.
-CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.MultiheadAttention, nn.RNN, nn.LSTM, nn.GRU)
-CONVOLUTIONS = (
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-)
-CHANNELS_FIRST_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.GroupNorm)
-OTHER_PLACES = (
-    "choose a place where the channels are on axis 1, or insert a module of your own that moves them there "
-    "and back, with channels={channels}"
-)
+Kind = Literal["channels_first", "channels_last", "tokens"]
+Grid = tuple[int, ...]
+CHOICES = ("auto", *get_args(Kind))
 
 
-class Layouts:
-    """The axes on which layers of a model found the channels of tensors, by the shapes of these tensors."""
+@dataclass(frozen=True)
+class Wanted:
+    """What is known of a layout before the model runs; None is to be found."""
 
-    def __init__(self) -> None:
-        self.axes: dict[torch.Size, set[int]] = {}
+    kind: Kind | None = None
+    prefix_tokens: int | None = None
+    grid: Grid | None = None
 
-    def watch(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """A forward hook of layers for which `tells_layout`."""
-        tensors = [value for value in (*args[:1], output) if isinstance(value, Tensor)]
-        for tensor in tensors:
-            self.axes.setdefault(tensor.shape, set()).add(_channel_axis(layer, tensor.dim()))
 
-    def problem(self, shape: torch.Size, spatial: torch.Size) -> str | None:
-        """Why a tensor of this shape is no map for a block, if it is not; `spatial` is that of the input."""
-        last = len(shape) - 1
-        axes = self.axes.get(shape) or {last if _looks_channels_last(shape, spatial) else 1}
-        if axes == {1}:
-            return None
-        if 0 in axes:
-            return f"got a tensor of shape {tuple(shape)} without a batch axis: pass an example that has one"
-        anyway = f"if they are on axis 1 already, pass channels={shape[1]} and no example="
-        if axes == {last}:
-            layout = f"{channels_last_layout(len(shape))} of shape {tuple(shape)}"
-            return f"got what looks like {layout}: {OTHER_PLACES.format(channels=shape[-1])}; {anyway}"
-        return (
-            f"got a tensor of shape {tuple(shape)}, whose channels are on axis 1 for some layers and on axis "
-            f"{last} for others: pass an example of another size, in which these axes differ; {anyway}"
+def wanted(layout: str, prefix_tokens: int | None, grid: Sequence[int] | None) -> Wanted:
+    """The options of `insert`, checked. Only tokens have a prefix or a grid."""
+    if layout not in CHOICES:
+        raise ValueError(f"layout={layout!r}: expected one of {', '.join(CHOICES)}")
+    if prefix_tokens is not None and (not _is_count(prefix_tokens) or prefix_tokens < 0):
+        raise ValueError(f"prefix_tokens={prefix_tokens!r}: expected a number of tokens, 0 or more")
+    if grid is not None and not (
+        isinstance(grid, Sequence)
+        and 1 <= len(grid) <= 3
+        and all(_is_count(size) and size > 0 for size in grid)
+    ):
+        raise ValueError(f"grid={grid!r}: expected the height and width of the tokens, such as (14, 14)")
+    if prefix_tokens is None and grid is None:
+        return Wanted(None if layout == "auto" else layout)  # type: ignore[arg-type]
+    if layout not in ("auto", "tokens"):
+        raise ValueError(f"prefix_tokens and grid are for tokens (b, n, c), and layout={layout!r}")
+    return Wanted("tokens", prefix_tokens, None if grid is None else tuple(grid))
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """(b, c, *spatial), (b, *spatial, c), or tokens (b, n, c), of which the first are not positions.
+
+    `grid` is the spatial shape of the tokens without the prefix; None if it is not known.
+    """
+
+    kind: Kind = "channels_first"
+    prefix_tokens: int = 0
+    grid: Grid | None = None
+
+    def __str__(self) -> str:
+        return {
+            "channels_first": "a map (b, c, *spatial)",
+            "channels_last": "a map (b, *spatial, c)",
+            "tokens": "tokens (b, n, c)",
+        }[self.kind]
+
+    def channels(self, shape: torch.Size) -> int:
+        """The number of channels of a tensor of this layout."""
+        return shape[1 if self.kind == "channels_first" else -1]
+
+    def run(self, block: nn.Module, x: Any) -> Any:
+        """The block's output for x, in the layout of x. Prefix tokens stay as they are."""
+        if self.kind == "channels_first":
+            return block(x)
+        if self.kind == "channels_last":
+            return block(x.movedim(-1, 1)).movedim(1, -1)
+        # Views, and blocks keep memory formats: nothing is copied unless there is a prefix.
+        positions = x[:, self.prefix_tokens :] if self.prefix_tokens else x
+        spatial = self._spatial(positions, block)
+        y = block(positions.transpose(-2, -1).unflatten(2, spatial)).flatten(2).transpose(-2, -1)
+        return torch.cat([x[:, : self.prefix_tokens], y], dim=1) if self.prefix_tokens else y
+
+    def _spatial(self, positions: Tensor, block: nn.Module) -> Grid:
+        count, blind = positions.shape[1], not uses_grid(block)
+        if self.grid is None or (blind and isinstance(positions, torch.fx.Proxy)):
+            return (-1,)
+        if isinstance(positions, torch.fx.Proxy) or count == math.prod(self.grid):
+            return self.grid
+        scale = (count / math.prod(self.grid)) ** (1 / len(self.grid))
+        scaled = tuple(round(size * scale) for size in self.grid)
+        if math.prod(scaled) == count:
+            return scaled
+        if blind:
+            return (-1,)
+        raise ValueError(
+            f"{type(block).__name__} needs the grid of positions, and {count} tokens do not fit {self.grid} "
+            "or a grid of these proportions: remove it with polynl.remove, then insert it with grid="
         )
 
 
-def tells_layout(layer: nn.Module) -> bool:
-    """Whether it is known on which axis the layer finds its channels."""
-    return isinstance(layer, CONVOLUTIONS + CHANNELS_FIRST_NORMS) or any(
-        type(layer).forward is kind.forward for kind in CHANNELS_LAST
-    )
-
-
-def _channel_axis(layer: nn.Module, axes: int) -> int:
-    if isinstance(layer, CONVOLUTIONS):
-        return axes - len(layer.kernel_size) - 1  # 0 if there is no batch axis
-    return 1 if isinstance(layer, CHANNELS_FIRST_NORMS) else axes - 1
-
-
-def channels_last_layout(axes: int) -> str:
-    """What to call a tensor with so many axes whose channels are on the last."""
-    names = {3: "tokens (b, n, c)", 4: "a map (b, h, w, c)", 5: "a map (b, d, h, w, c)"}
-    return names.get(axes, "a tensor (b, *spatial, c)")
-
-
-def described(value: Any) -> torch.Size | str:
-    """The shape of a tensor; words for anything else."""
-    if isinstance(value, Tensor):
-        return value.shape
-    return f"{type(value).__name__} of {len(value)}" if hasattr(value, "__len__") else type(value).__name__
-
-
-def _looks_channels_last(shape: torch.Size, spatial: torch.Size) -> bool:
-    """Tokens (b, n, c) of an image, or a map that keeps the input's proportions one axis too early."""
-    if len(spatial) < 2 or len(shape) != len(spatial) + 2:
-        return len(spatial) > 1 and len(shape) == 3
-    return proportional(shape[-3:-1], spatial[-2:]) and not proportional(shape[-2:], spatial[-2:])
-
-
-def proportional(sizes: Sequence[int], spatial: Sequence[int]) -> bool:
-    """Whether a map of this height and width can come from such an image: strides keep the proportions."""
-    # Strides round each size by up to one, which changes the cross product by up to the sum of both.
-    return abs(sizes[0] * spatial[1] - sizes[1] * spatial[0]) <= sum(spatial)
+def uses_grid(block: nn.Module) -> bool:
+    """Whether the block's output depends on where positions are; unknown modules may look at it."""
+    return bool(getattr(block, "uses_grid", True))

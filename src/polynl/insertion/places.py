@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from polynl.errors import near_matches, shortened
-from polynl.insertion.layouts import described
+from polynl.insertion.layouts import Layout
+from polynl.insertion.selection import Item, Output, Selection, described, picked, selection_of
 
 Names = str | Sequence[str] | None
 
 
 @dataclass(frozen=True)
 class Place:
-    """One side of a module; `seen` holds the shapes that passed it, or describes what was not a tensor."""
+    """One side of a module; `seen` holds the shapes that passed it, or describes what was not a tensor.
+
+    `item` is the argument or the item of the output that was asked for.
+    """
 
     side: str
     name: str
     module: nn.Module
+    item: Item = None
+    selection: Selection = field(default_factory=Output)
     seen: list[torch.Size | str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -29,14 +35,17 @@ class Place:
 
     def watch(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """A forward hook that fills `seen`."""
-        if self.side == "before" and not args:
-            self.seen.append(f"only keyword arguments ({', '.join(kwargs)})")
+        call = (args, kwargs) if self.side == "before" else output
+        try:
+            value = picked(call, self.selection.path(call))
+        except LookupError as error:
+            self.seen.append(str(error.args[0]))
         else:
-            self.seen.append(described(args[0] if self.side == "before" else output))
+            self.seen.append(described(value, self.selection))
 
-    def width(self) -> int:
+    def width(self, layout: Layout) -> int:
         """The number of channels seen."""
-        widths = sorted({shape[1] for shape in self.seen if isinstance(shape, torch.Size)})
+        widths = sorted({layout.channels(shape) for shape in self.seen if isinstance(shape, torch.Size)})
         if len(widths) > 1:
             raise ValueError(f"no block can go {self}: it is called with different channel counts {widths}")
         return widths[0]
@@ -55,8 +64,8 @@ def check_model(model: object) -> None:
     raise TypeError(f"model must be an nn.Module, got {got}; {advice}")
 
 
-def places_of(model: nn.Module, side: str, names: Names) -> list[Place]:
-    """One side of the modules of these names."""
+def places_of(model: nn.Module, side: str, names: Names, item: Item = None) -> list[Place]:
+    """One side of the modules of these names; `item`: which argument, or item of the output."""
     modules = dict(model.named_modules(remove_duplicate=False))
     places = []
     if names is not None and not isinstance(names, str | Sequence):
@@ -66,7 +75,8 @@ def places_of(model: nn.Module, side: str, names: Names) -> list[Place]:
             children = shortened([*model._modules], 8) or "none"
             hint = near_matches(str(name), modules) or f" Its children are {children}."
             raise ValueError(f"{type(model).__name__} has no module {name!r}.{hint}")
-        places.append(_descended(model, Place(side, name, modules[name])))
+        place = _descended(model, Place(side, name, modules[name], item))
+        places.append(replace(place, selection=selection_of(place.module, side, item)))
     return places
 
 
@@ -79,7 +89,7 @@ def _descended(model: nn.Module, place: Place) -> Place:
         if len(module._modules) == 0:
             raise ValueError(f"no block can go {place}: it is empty")
         key = list(module._modules)[0 if place.side == "before" else -1]
-        child = Place(place.side, joined(place.name, key), module.get_submodule(key))
+        child = replace(place, name=joined(place.name, key), module=module.get_submodule(key))
         uses = sum(other is child.module for m in model.modules() for other in m._modules.values())
         if uses > 1:
             raise ValueError(f"no block can go {place}: its child {key!r} is used in {uses} places")
@@ -101,6 +111,16 @@ def check_free(places: Sequence[Place]) -> None:
 def joined(*names: str) -> str:
     """The names with dots between them; "" is the model itself."""
     return ".".join(name for name in names if name)
+
+
+def claimed_prefix(model: nn.Module, place: Place) -> int | None:
+    """How many prefix tokens the innermost module around the place says there are, as timm's models do."""
+    parts = place.name.split(".")
+    for length in range(len(parts), -1, -1):
+        claim = getattr(model.get_submodule(".".join(parts[:length])), "num_prefix_tokens", None)
+        if isinstance(claim, int):
+            return claim
+    return None
 
 
 def home(*modules: nn.Module) -> dict[str, Any]:

@@ -126,6 +126,52 @@ def _tesa(shapes: Shapes) -> tuple[int, dict[str, Any]]:
     return channels, options
 
 
+# Some options of the following blocks exclude a start as the identity; with a random start all are valid.
+
+
+def _xca(shapes: Shapes) -> tuple[int, dict[str, Any]]:
+    options = {"heads": shapes["temperature"][0], "bias": "q.bias" in shapes, "init": "random"}
+    return shapes["q.weight"][1], options
+
+
+def _relu_linear(shapes: Shapes) -> tuple[int, dict[str, Any]]:
+    inner, channels = shapes["q.weight"]
+    norm = "batch" if "out.norm.weight" in shapes else "none"
+    return channels, {
+        "inner_channels": inner,
+        "norm": norm,
+        "bias": "q.bias" in shapes,
+        "init": "random",
+    }
+
+
+def _separable(shapes: Shapes) -> tuple[int, dict[str, Any]]:
+    inner, channels = shapes["keys.weight"]
+    return channels, {"inner_channels": inner, "bias": "keys.bias" in shapes, "init": "random"}
+
+
+def _hydra(shapes: Shapes) -> tuple[int, dict[str, Any]]:
+    inner, channels = shapes["query.weight"]
+    return channels, {"inner_channels": inner, "bias": "query.bias" in shapes, "init": "random"}
+
+
+def _se(shapes: Shapes) -> tuple[int, dict[str, Any]]:
+    inner, channels = shapes["squeeze.weight"]
+    return channels, {"inner_channels": inner, "init": "random"}
+
+
+def _global_context(shapes: Shapes) -> tuple[int, dict[str, Any]]:
+    adds, scales = "add.out.weight" in shapes, "scale.out.weight" in shapes
+    fusion = "both" if adds and scales else "add" if adds else "scale"
+    channels, inner = shapes[f"{'add' if adds else 'scale'}.out.weight"]
+    pooling = "softmax" if "scores.weight" in shapes else "mean"
+    return channels, {"fusion": fusion, "pooling": pooling, "inner_channels": inner, "init": "random"}
+
+
+def _grn(shapes: Shapes) -> tuple[int, dict[str, Any]]:
+    return shapes["weight"][0], {}
+
+
 def _polynomial(shapes: Shapes) -> tuple[int, dict[str, Any]]:
     order, rank, channels = shapes["factors"]
     return channels, {
@@ -147,6 +193,13 @@ RULES = {
     "efficient_nl": Rule(_efficient_nl, ("heads", "normalization")),
     "latent_gnn": Rule(_latent_gnn),
     "tesa": Rule(_tesa, ("normalization",)),
+    "xca": Rule(_xca, ("residual",)),
+    "relu_linear": Rule(_relu_linear, ("heads", "norm", "residual")),
+    "separable": Rule(_separable, ("residual",)),
+    "hydra": Rule(_hydra, ("normalization", "residual")),
+    "se": Rule(_se, ("activation", "gate")),
+    "global_context": Rule(_global_context, ("gate",)),
+    "grn": Rule(_grn),
     "polynomial": Rule(_polynomial),
     "conv": Rule(_conv, ("residual",)),
 }

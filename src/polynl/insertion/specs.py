@@ -10,20 +10,25 @@ from torch import Tensor, nn
 from polynl.blocks.base import Block
 from polynl.errors import near_matches, shortened
 from polynl.insertion.descriptions import Description, description_of
-from polynl.insertion.hooks import HOOKS, detach, is_attached
-from polynl.insertion.inserting import Maker, Model, check_maker, inserted, put
+from polynl.insertion.forward_pass import Fit
+from polynl.insertion.hooks import HOOKS, Wiring, detach, is_attached, wiring_of
+from polynl.insertion.inserting import Maker, Model, believed_layout, check_maker, inserted, put
+from polynl.insertion.layouts import wanted
 from polynl.insertion.places import check_free, check_model, places_of
 from polynl.insertion.recognition import recognised
 
 FORMAT = "polynl spec 1"
 ENTRY = {"place": str, "side": str, "block": str, "channels": int, "options": dict}
+# Where a block does not get a whole argument or output (b, c, *spatial).
+OPTIONAL = {"item": str | int, "layout": str, "prefix_tokens": int, "grid": list}
+KINDS: dict[str, Any] = {**ENTRY, **OPTIONAL}
 
 
 def spec(model: nn.Module) -> dict[str, Any]:
     """What `restore` needs to insert the model's blocks again: a dict that `json.dumps` takes.
 
-    It holds every block's place, side, name, channel count and options, and no weights. The name of a block
-    of your own is its import path, such as "my.module:MyBlock".
+    It holds every block's place, side, name, channel count, options and layout, and no weights. The name of a
+    block of your own is its import path, such as "my.module:MyBlock".
 
     >>> import torchvision
     >>> from polynl import insert
@@ -42,8 +47,19 @@ def spec(model: nn.Module) -> dict[str, Any]:
                 except ValueError as error:
                     where = f'{side} "{name}" ({type(module).__name__})'
                     raise ValueError(f"the block {where} cannot be described: {error}") from None
-                entries.append({"place": name, "side": side, **description})
+                wiring = _described_wiring(wiring_of(module, child))
+                entries.append({"place": name, "side": side, **description, **wiring})
     return {"format": FORMAT, "blocks": entries}
+
+
+def _described_wiring(wiring: Wiring) -> Description:
+    layout = wiring.layout
+    entry: Description = {} if wiring.item is None else {"item": wiring.item}
+    if layout.kind != "channels_first":
+        entry["layout"] = layout.kind
+    if layout.kind == "tokens":
+        entry["prefix_tokens"] = layout.prefix_tokens
+    return entry if layout.grid is None else {**entry, "grid": list(layout.grid)}
 
 
 def _description(module: nn.Module, child: str) -> Description:
@@ -67,7 +83,8 @@ def restore(
     so when the model runs. If there is an error, the model is left unchanged.
 
     A state dict shows everything about a `poly_nl`, `latent_gnn`, `polynomial` or `conv`, except its `init`
-    and `form`, which do not change the values. For any other block an error asks for the spec.
+    and `form`, which do not change the values, the `window` of a `poly_nl`, and the `residual` of a `conv`.
+    For any other block an error asks for the spec.
 
     `blocks` are those of your own, by the names that the spec has for them. A spec is never the reason to
     import anything.
@@ -102,9 +119,11 @@ def _restore(model: nn.Module, entry: Description, blocks: Mapping[str, Callable
                 f"Pass it as blocks={{{name!r}: {name.rpartition(':')[2]}}}"
             )
         check_maker(maker)
-        places = places_of(model, side, place)
+        places = places_of(model, side, place, entry.get("item"))
         check_free(places)
-        put(model, maker, places, [entry["channels"]], entry["options"])
+        form = wanted(entry.get("layout", "channels_first"), entry.get("prefix_tokens"), entry.get("grid"))
+        layout = believed_layout(model, places[0], form)
+        put(model, maker, places, [Fit(entry["channels"], layout)], entry["options"])
     except (TypeError, ValueError) as error:
         raise ValueError(f'the block {side} "{place}" cannot be restored: {error}') from error
 
@@ -130,11 +149,12 @@ def _checked(spec: Mapping[str, Any]) -> list[Description]:
     if not isinstance(entries, list):
         raise ValueError(f"the spec has blocks={entries!r}: expected a list")
     for i, entry in enumerate(entries):
-        if not isinstance(entry, dict) or entry.keys() != ENTRY.keys():
+        if not isinstance(entry, dict) or entry.keys() - OPTIONAL.keys() != ENTRY.keys():
             raise ValueError(f"block {i} of the spec is {entry!r}: expected a dict of {', '.join(ENTRY)}")
-        for key, kind in ENTRY.items():
-            if not isinstance(entry[key], kind):
-                raise ValueError(f"block {i} of the spec: {key}={entry[key]!r}: expected {kind.__name__}")
+        for key, value in entry.items():
+            if not isinstance(value, KINDS[key]):
+                expected = getattr(KINDS[key], "__name__", KINDS[key])
+                raise ValueError(f"block {i} of the spec: {key}={value!r}: expected {expected}")
         if f"polynl_{entry['side']}" not in HOOKS:
             raise ValueError(f"block {i} of the spec: side={entry['side']!r}: expected 'before' or 'after'")
     return entries

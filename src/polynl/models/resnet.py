@@ -1,29 +1,41 @@
-"""ResNets, torchvision's and a small one, with a block at the paper's placements or before any module."""
+"""Networks with a block at the paper's placements or before any module; ResNets, and a small one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
 import torchvision
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
-from torchvision.ops import FrozenBatchNorm2d
 
-from polynl.blocks.options import positive
 from polynl.blocks.registry import BLOCKS, NO_BLOCK, check_options
 from polynl.config import MOST_OF_A_BLOCK, Config, check_arguments, configured, errors_at
-from polynl.errors import SettingsError, near_matches
+from polynl.errors import SettingsError, near_matches, shown
 from polynl.insertion import insert, inserted
-from polynl.models.weights import load_weights
+from polynl.models.heads import check_logits, heads_of
+from polynl.models.libraries import Builder, names_a_network, network_builder, without_memory
+from polynl.models.norms import freeze_norms, synchronised
+from polynl.models.small_resnet import SmallResNet
+from polynl.models.stages import freeze_stages, stages_of
+from polynl.models.weights import MisfitError, load_weights, read_state
 
+# The name of a ResNet's classifier.
+CLASSIFIER = "fc"
 TORCHVISION_ARCHS = ("resnet*", "resnext*", "wide_resnet*")
 # Arguments of a ResNet that are keys of their own, or that a config cannot express.
 NO_ARCH_OPTIONS = ("block", "layers", "num_classes", "zero_init_residual", "norm_layer")
+# Arguments of other networks that are keys of their own.
+SET_BY_POLYNL = {
+    "num_classes": "leave it out",
+    "pretrained": "load a file with weights",
+    "weights": "load a file with weights",
+    "features_only": "leave it out",
+}
 
 # The stages of each placement; the block goes right before the last residual block of a stage.
 PLACEMENTS: dict[str, tuple[str, ...]] = {
@@ -34,31 +46,51 @@ PLACEMENTS: dict[str, tuple[str, ...]] = {
 }
 
 
-class ResNetConfig(Config):
-    """A ResNet with a block in it: what classifiers and the backbones of detectors share."""
+def _module_name(value: object) -> object:
+    """Layers of an `nn.Sequential` are called 0, 1, …, which YAML reads as numbers."""
+    if isinstance(value, float):
+        raise ValueError(f"YAML reads {value} as a number; quote the name of the module: \"'{value}'\"")
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+ModuleName = Annotated[str, BeforeValidator(_module_name)]
+
+
+class NetworkConfig(Config):
+    """A network with a block in it: what classifiers and the backbones of detectors share."""
 
     arch: str = "resnet50"
-    """A ResNet, ResNeXt or Wide ResNet of torchvision, or small_resnet."""
+    """A ResNet, ResNeXt or Wide ResNet of torchvision; small_resnet; torchvision/NAME; timm/NAME; or your own
+    package.module:function, which is called with num_classes and arch_options."""
     arch_options: dict[str, Any] = Field({})
     """Further arguments of the network; small_resnet has depth, width and dropout."""
     block: str | None = None
     """The block to insert, or none."""
     options: dict[str, Any] = Field({})
     """Options of the block."""
-    placement: str | Annotated[list[str], Field(min_length=1)] = "res4"
+    placement: ModuleName | Annotated[list[ModuleName], Field(min_length=1)] = "res4"
     """Where the block goes: res3, res4, res5, res345, or names of modules to put it before."""
     weights: Path | None = None
     """File of weights to start from: safetensors or a state dict."""
-    weights_without: list[str] = Field([])
-    """Modules not loaded from the file, such as [fc] if the classes differ."""
+    weights_without: list[ModuleName] = Field([])
+    """Modules not loaded from the file. A classifier of other classes is never loaded."""
     stride_in_1x1: bool = False
     """Downsample in the first 1×1 convolution of a bottleneck, as in the original ResNet, not in the 3×3."""
 
     @field_validator("arch")
     @classmethod
     def _known_arch(cls, arch: str) -> str:
-        if arch not in archs():
-            raise ValueError(f"no network is called {arch!r}.{near_matches(arch, archs())}")
+        known = archs()
+        short = arch.removeprefix("torchvision/")
+        if arch in known or short in known[1:]:
+            return short
+        if not names_a_network(arch):
+            theirs = torchvision.models.list_models()
+            hint = f" Did you mean torchvision/{arch}?" if arch in theirs else near_matches(arch, known)
+            raise ValueError(
+                f"no network is called {arch!r}.{hint} Other networks are torchvision/NAME, timm/NAME and "
+                "package.module:function."
+            )
         return arch
 
     @field_validator("arch_options")
@@ -66,8 +98,11 @@ class ResNetConfig(Config):
     def _known_arch_options(cls, options: dict[str, Any], others: ValidationInfo) -> dict[str, Any]:
         if "arch" in others.data:
             arch = others.data["arch"]
-            network = SmallResNet if arch == "small_resnet" else ResNet
-            check_arguments(options, network, arch, hidden=NO_ARCH_OPTIONS)
+            if arch in archs():
+                network = SmallResNet if arch == "small_resnet" else ResNet
+                check_arguments(options, network, arch, hidden=NO_ARCH_OPTIONS)
+            elif own := sorted(options.keys() & SET_BY_POLYNL):
+                raise ValueError(f"polynl sets {own[0]} of {arch} itself; {SET_BY_POLYNL[own[0]]}")
         return options
 
     @field_validator("block")
@@ -108,31 +143,61 @@ class ResNetConfig(Config):
                 hint = f" Give yours: {option} FILE, or null for none"
                 raise SettingsError(f"model.{key}: no such file: {path}.", hint=hint)
 
-    def network(self, num_classes: int, **arguments: Any) -> ResNet | SmallResNet:
-        """The ResNet alone, without block and weights."""
-        small = self.arch == "small_resnet"
-        build = SmallResNet if small else partial(torchvision.models.get_model, self.arch)
-        model = build(num_classes=num_classes, **arguments, **self.arch_options)
+    @property
+    def is_resnet(self) -> bool:
+        """Whether it is one of `archs`, which take images of any size."""
+        return self.arch in archs()
+
+    def network(self, num_classes: int, **arguments: Any) -> nn.Module:
+        """The network alone, without block and weights."""
+        model = self._builder()(num_classes=num_classes, **arguments)
+        if not isinstance(model, nn.Module):
+            raise SettingsError(f"model.arch: {self.arch} returns {shown(model)}; expected an nn.Module.")
         if self.stride_in_1x1:
             move_strides(model, self.arch)
         return model
+
+    def _builder(self) -> Builder:
+        if self.arch == "small_resnet":
+            return partial(SmallResNet, **self.arch_options)
+        if self.is_resnet:
+            return partial(torchvision.models.get_model, self.arch, **self.arch_options)
+        with errors_at("model.arch"):
+            return partial(self._built, network_builder(self.arch))
+
+    def _built(self, build: Builder, **arguments: Any) -> nn.Module:
+        """A network of a library; whatever it raises is due to its options, if it has any."""
+        try:
+            return build(**arguments, **self.arch_options)
+        except Exception as error:
+            if not self.arch_options or "meta" in str(error).lower():
+                raise
+            raise SettingsError(
+                f"model.arch_options: {self.arch} cannot be built with {shown(self.arch_options)}: {error}.",
+                hint=" For none: --model.arch-options {}",
+            ) from error
+
+    def heads(self) -> list[str]:
+        """The names of the layers that classify."""
+        return [CLASSIFIER] if self.is_resnet else heads_of(self._builder())
 
     def insert_into(self, model: nn.Module, *, body: str = "", example: Any = None) -> None:
         """Insert the block, if there is one; see `insert_at`."""
         if self.block is not None:
             insert_at(model, self.block, self.placement, body=body, example=example, **self.options)
 
-    def load_into(self, model: nn.Module) -> None:
-        """Load the weights, if there are any."""
-        if self.weights is not None:
-            for name in self.weights_without:
-                if not any(key.startswith(f"{name}.") for key in model.state_dict()):
-                    network = type(model).__name__
-                    raise ValueError(f"weights_without: the {network} has no weights below {name!r}")
-            load_weights(model, self.weights, self.weights_without)
+    def load_into(self, model: nn.Module, *, heads: Sequence[str] = ()) -> list[str]:
+        """Load the weights, if there are any; returns the `heads` that stay new, see `load_weights`."""
+        if self.weights is None:
+            return []
+        for name in self.weights_without:
+            if not any(key.startswith(f"{name}.") for key in model.state_dict()):
+                network = type(model).__name__
+                raise ValueError(f"weights_without: the {network} has no weights below {name!r}")
+        return load_weights(model, self.weights, self.weights_without, heads=heads)
 
 
-class ClassifierConfig(ResNetConfig):
+class ClassifierConfig(NetworkConfig):
     """The network; its classifier is always trained, and so is a block, wherever it is."""
 
     trainable_stages: int | None = Field(None, ge=0)
@@ -142,25 +207,59 @@ class ClassifierConfig(ResNetConfig):
     norm: Literal["batch", "sync", "frozen"] = "batch"
     """Batch statistics of each process, of all processes (GPU only), or frozen norms."""
 
-    def build(self, num_classes: int) -> nn.Module:
-        """The network with its block, weights and norms."""
-        model = self._without_weights(num_classes)
-        self.load_into(model)
+    def build(self, num_classes: int, side: int = 224) -> nn.Module:
+        """The network with its block, weights and norms; `side` is that of the images."""
+        model = self._without_weights(num_classes, side)
+        self._load_backbone(model)
         return self._with_norms(model)
 
-    def check(self, num_classes: int) -> None:
-        """Raise a SettingsError if the network cannot be built, in no time and without memory."""
-        self.check_files()
-        with torch.device("meta"), errors_at("model"):
-            model = self._without_weights(num_classes)
-        with errors_at("model.weights"):
-            self.load_into(model)
-        self._with_norms(model)
+    def check(self, num_classes: int, side: int = 224) -> list[str]:
+        """Raise a SettingsError if the network cannot be built, without memory for it where that can be.
 
-    def _without_weights(self, num_classes: int) -> nn.Module:
-        model = self.network(num_classes, zero_init_residual=self.zero_init_residual)
-        freeze_stages(model, self.trainable_stages)
-        self.insert_into(model)
+        Returns the names of layers that stay new since the weights have them for other classes.
+        """
+        self.check_files()
+        with errors_at("model"):
+            model = without_memory(lambda: self._checked(num_classes, side))
+        with errors_at("model.weights"):
+            new = self._load_backbone(model)
+        self._with_norms(model)
+        return new
+
+    def _load_backbone(self, model: nn.Module) -> list[str]:
+        """Load the weights, those of the classifier only if they are for as many classes."""
+        if self.weights is None:
+            return []
+        heads = self.heads()
+        try:
+            return self.load_into(model, heads=heads)
+        except MisfitError as error:
+            if not all(key.startswith(tuple(f"{head}." for head in heads)) for key in error.keys):
+                found = arch_of(read_state(self.weights)[0])
+                if found in (None, self.arch):
+                    raise
+                raise MisfitError(
+                    f"{error}. It has the weights of {found}: set arch to it", error.keys
+                ) from None
+            remedy = f"To train a new classifier, set weights_without to [{', '.join(heads)}]"
+            raise MisfitError(f"{error}. {remedy}", error.keys) from error
+
+    def _checked(self, num_classes: int, side: int) -> nn.Module:
+        if not self.is_resnet:
+            with errors_at("model.arch"):
+                check_logits(self.network(num_classes), num_classes, side, self.arch)
+        return self._without_weights(num_classes, side)
+
+    def _without_weights(self, num_classes: int, side: int) -> nn.Module:
+        if self.is_resnet:
+            model = self.network(num_classes, zero_init_residual=self.zero_init_residual)
+        elif self.zero_init_residual:
+            raise ValueError(f"zero_init_residual is for ResNets; {self.arch} may have it in arch_options")
+        else:
+            model = self.network(num_classes)
+        if self.trainable_stages is not None:
+            freeze_stages(model, self.trainable_stages, self.heads())
+        self.insert_into(model, example=None if self.is_resnet else torch.zeros(1, 3, side, side))
         return model
 
     def _with_norms(self, model: nn.Module) -> nn.Module:
@@ -168,7 +267,7 @@ class ClassifierConfig(ResNetConfig):
         # Norms of stages that are not trained do not collect batch statistics either.
         freeze_norms(model, only_untrained=self.norm != "frozen")
         if self.norm == "sync":
-            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+            model = synchronised(model)
         if lost := blocks - set(inserted(model)):
             raise SettingsError(
                 f"model.norm: {self.norm} replaces the norm that {', '.join(lost)} stands before; "
@@ -198,64 +297,18 @@ def archs() -> list[str]:
     return ["small_resnet", *torchvision.models.list_models(torchvision.models, include=TORCHVISION_ARCHS)]
 
 
-class SmallResNet(nn.Module):
-    """A ResNet for small images: a 3×3 stem, three stages of `depth` bottlenecks, a classifier.
+def arch_of(state: Mapping[str, Tensor]) -> str | None:
+    """The ResNet of torchvision with weights like these, whatever its classes and blocks; or None."""
 
-    The stages have 4, 6 and 8 times `width` channels. Modules are named as in torchvision's ResNets, so that
-    `PLACEMENTS` mean the same: `res4` is before the last residual block of `layer3`. The stem and the second
-    stage halve the map; with `depth` 1 an output position sees 19 × 19 pixels.
-    """
+    def shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+        own = {key: value.shape for key, value in tensors.items() if ".polynl_" not in key}
+        return {k: v for k, v in own.items() if not k.startswith(CLASSIFIER) and not k.endswith("_tracked")}
 
-    def __init__(
-        self,
-        *,
-        depth: int = 1,
-        width: int = 16,
-        dropout: float = 0.0,
-        num_classes: int = 10,
-        zero_init_residual: bool = False,
-    ) -> None:
-        super().__init__()
-        if positive("depth", depth) > 256:
-            raise ValueError(f"depth={depth!r}: expected at most 256")
-        if positive("width", width) % 2 or width > 1024:
-            raise ValueError(
-                f"width={width!r}: expected an even number up to 1024, since a stage is 3/2 as wide"
-            )
-        if isinstance(dropout, str) or not 0 <= dropout <= 1:
-            raise ValueError(f"dropout={dropout!r}: expected a number from 0 to 1")
-        self.conv1 = nn.Conv2d(3, 2 * width, 3, stride=2, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(2 * width)
-        self.relu = nn.ReLU(inplace=True)
-        self.layer1 = _small_stage(2 * width, width, depth, stride=1)
-        self.layer2 = _small_stage(4 * width, width * 3 // 2, depth, stride=2)
-        self.layer3 = _small_stage(6 * width, 2 * width, depth, stride=1)
-        self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.dropout = nn.Dropout(dropout)
-        self.fc = nn.Linear(8 * width, num_classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            elif isinstance(module, Bottleneck) and zero_init_residual:
-                nn.init.zeros_(module.bn3.weight)
-
-    def features(self, x: Tensor) -> Tensor:
-        """The last map, before the mean over positions."""
-        x = self.relu(self.bn1(self.conv1(x)))
-        return self.layer3(self.layer2(self.layer1(x)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits, (b, num_classes)."""
-        return self.fc(self.dropout(self.avgpool(self.features(x)).flatten(1)))
-
-
-def _small_stage(inputs: int, planes: int, depth: int, *, stride: int) -> nn.Sequential:
-    outputs = Bottleneck.expansion * planes
-    shortcut = nn.Sequential(
-        nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs)
-    )
-    first = Bottleneck(inputs, planes, stride, shortcut)
-    return nn.Sequential(first, *(Bottleneck(outputs, planes) for _ in range(depth - 1)))
+    given = shapes(state)
+    for arch in archs()[1:]:
+        if shapes(without_memory(partial(torchvision.models.get_model, arch)).state_dict()) == given:
+            return arch
+    return None
 
 
 def move_strides(model: nn.Module, arch: str) -> None:
@@ -268,39 +321,6 @@ def move_strides(model: nn.Module, arch: str) -> None:
         if not isinstance(first, Bottleneck):
             raise ValueError(f"stride_in_1x1 needs bottleneck blocks, and {arch} has none in {stage}")
         first.conv1.stride, first.conv2.stride = first.conv2.stride, first.conv1.stride
-
-
-def stages_of(network: nn.Module) -> list[str]:
-    """The names of a ResNet's stages."""
-    return [name for name, _ in network.named_children() if name.startswith("layer")]
-
-
-def freeze_stages(network: nn.Module, trainable: int | None) -> None:
-    """Train only so many of a ResNet's parts, counted from the end: its stem, then its stages."""
-    stages = stages_of(network)
-    parts = ["stem", *stages]
-    if trainable is None:
-        return
-    if trainable > len(parts):
-        raise ValueError(f"trainable_stages={trainable!r}: expected a number from 0 to {len(parts)}")
-    learning = {"fc", *parts[len(parts) - trainable :]}
-    for name, parameter in network.named_parameters():
-        part = name.partition(".")[0]
-        parameter.requires_grad_((part if part in (*stages, "fc") else "stem") in learning)
-
-
-def freeze_norms(model: nn.Module, *, eps: float | None = None, only_untrained: bool = False) -> None:
-    """Replace every BatchNorm2d by a frozen one with the same values (default `eps`: its own).
-
-    With `only_untrained`, norms whose weights are trained stay.
-    """
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, nn.BatchNorm2d) and not (only_untrained and child.weight.requires_grad):
-                frozen = FrozenBatchNorm2d(child.num_features, eps=child.eps if eps is None else eps)
-                frozen.to(child.weight)
-                frozen.load_state_dict({key: child.state_dict()[key] for key in frozen.state_dict()})
-                setattr(parent, name, frozen)
 
 
 # Placements
@@ -334,13 +354,24 @@ def _targets(model: nn.Module, placement: str | Sequence[str], body: str) -> lis
     targets = []
     for name in [placement] if isinstance(placement, str) else placement:
         if name not in PLACEMENTS and name not in modules:
-            choices = ", ".join(PLACEMENTS)
-            raise ValueError(f"placement must be one of {choices} or the name of a module, got {name!r}")
+            choices, hint = ", ".join(PLACEMENTS), near_matches(name, modules)
+            raise ValueError(
+                f"placement must be one of {choices} or the name of a module, got {name!r}.{hint}"
+            )
         for stage in PLACEMENTS.get(name, ()):
             blocks = getattr(network, stage, None)
             if not isinstance(blocks, nn.Sequential):
-                raise ValueError(f"placement {name!r} needs a {stage}, and {type(network).__name__} has none")
+                raise ValueError(
+                    f"placement {name!r} needs a {stage}, and {type(network).__name__} has none; name a "
+                    f"module to put the block before, such as {_example_of_a_place(network, body)}"
+                )
             targets.append(f"{body}.{stage}.{len(blocks) - 1}".removeprefix("."))
         if name not in PLACEMENTS:
             targets.append(name)
     return targets
+
+
+def _example_of_a_place(network: nn.Module, body: str) -> str:
+    """The last stage but one, which is where res4 is."""
+    stages = stages_of(network) or [name for name, _ in network.named_children()]
+    return f"{body}.{stages[max(0, len(stages) - 2)]}".removeprefix(".")

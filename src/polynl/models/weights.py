@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -14,10 +14,19 @@ from torch import Tensor, nn
 
 from polynl.errors import shortened
 from polynl.insertion import inserted
+from polynl.models.about import ENTRY, About, described_in, differences, parsed, told
+
+# Where training checkpoints have the weights: those of polynl and torchvision, and those of many others.
+TRAINING_KEYS = ("model", "state_dict", "model_state_dict")
+WRAPPER = "module."
 
 
 class MisfitError(ValueError):
-    """Weights of another model."""
+    """Weights of another model; `keys` are those that do not fit."""
+
+    def __init__(self, message: str, keys: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.keys = frozenset(keys)
 
 
 def load_weights(
@@ -25,21 +34,28 @@ def load_weights(
     path: str | os.PathLike[str],
     without: Sequence[str] = (),
     *,
+    heads: Sequence[str] = (),
     trained: bool = False,
     name: str | None = None,
-) -> None:
+) -> list[str]:
     """Load a state dict from a file that has all of the model's keys; an inserted block may be missing.
 
     Values are converted to the model's dtype. If something does not fit, a MisfitError says what, and nothing
     is loaded; nor is anything from a file that is damaged or has values that are not finite, which is a
-    ValueError. A model on the meta device is only checked. Modules named in `without`, such as a classifier
-    for other classes, keep their values, whatever the file contains. With `trained`, blocks may not be
-    missing: the model would be scored with an untrained one. `name` is what errors call the model (default:
-    its class).
+    ValueError. A model on the meta device is only checked. Modules named in `without` keep their values,
+    whatever the file contains; so do layers named in `heads`, such as a classifier, if the file has them with
+    another number of outputs, and these are returned. With `trained`, blocks may not be missing: the model
+    would be scored with an untrained one. `name` is what errors call the model (default: its class).
+
+    A file that a run has written also says what shapes do not tell, such as strides and options of blocks; if
+    the model differs in these, that is a MisfitError too.
     """
     misfit = f"{os.fspath(path)!r} does not fit the {type(model).__name__ if name is None else name}"
-    left_out = tuple(f"{name}." for name in without)
-    state = {key: value for key, value in _read(path).items() if not key.startswith(left_out)}
+    state, about = read_state(path)
+    trained_as = f". It was trained with {told(about)}" if about is not None and told(about) else ""
+    kept = [head for head in heads if _outputs_differ(model.get_submodule(head), state.get(f"{head}.weight"))]
+    left_out = tuple(f"{name}." for name in (*without, *kept))
+    state = {key: value for key, value in state.items() if not key.startswith(left_out)}
     blocks = [] if trained else [f"{name}." for name in inserted(model)]
     absent = tuple(block for block in blocks if not any(key.startswith(block) for key in state))
     # PyTorch itself finds what does not fit, on a copy without values: modules know the names that their
@@ -66,20 +82,35 @@ def load_weights(
         problems[kind] = sorted(wrong)
     if any(problems.values()):
         said = "; ".join(f"{kind}: {shortened(keys)}" for kind, keys in problems.items() if keys)
-        raise MisfitError(f"{misfit}, {said}")
+        keys = [*problems["missing"], *problems["unexpected"], *mismatched]
+        raise MisfitError(f"{misfit}, {said}{trained_as}", keys)
+    if about is not None and (differing := differences(about, model, left_out)):
+        what = shortened(list(differing.values()))
+        raise MisfitError(f"{misfit}, though all shapes agree: {what}{trained_as}", differing)
     # As the model will hold them: a large number may not be finite in fp32.
     held = {key: value.to(own[key].dtype) if key in own else value for key, value in state.items()}
     if (wrong_values := not_finite(held)) is not None:
         raise ValueError(f"{os.fspath(path)!r} {wrong_values}")
     if not any(parameter.is_meta for parameter in model.parameters()):
         model.load_state_dict(state, strict=False)
+    return [head for head in kept if head not in without]
 
 
-def _read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+def _outputs_differ(layer: nn.Module, given: Tensor | None) -> bool:
+    own = layer.weight
+    assert isinstance(own, Tensor)
+    return given is not None and given.shape[1:] == own.shape[1:] and given.shape[:1] != own.shape[:1]
+
+
+def read_state(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], About | None]:
+    """The tensors in a file by name, also those of a training checkpoint, and what it says of its network.
+
+    A ValueError if it has none.
+    """
     with open(path, "rb"):  # only a file that cannot be opened is an OSError
         pass
     try:
-        state = _content(path)
+        state, text = _content(path)
     except (pickle.UnpicklingError, LookupError) as error:  # a LookupError if it is not a pickle at all
         raise ValueError(
             f"{os.fspath(path)!r} is not a file of tensors, or contains other objects, which could run any "
@@ -97,7 +128,11 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     ):
         got = f"a dict of {shortened(list(state))}" if isinstance(state, Mapping) else type(state).__name__
         raise ValueError(f"{os.fspath(path)!r} must contain a state dict, tensors by name; got {got}")
-    return dict(state)
+    # DistributedDataParallel puts its own name in front of all others.
+    wrapped = bool(state) and all(key.startswith(WRAPPER) for key in state)
+    if wrapped:
+        state = {key.removeprefix(WRAPPER): value for key, value in state.items()}
+    return dict(state), parsed(path, text)
 
 
 def _fits(own: Tensor, given: Tensor) -> bool:
@@ -129,16 +164,20 @@ def damaged_entry(path: str | os.PathLike[str]) -> str | None:
         return archive.testzip() or next(marked, None)
 
 
-def _content(path: str | os.PathLike[str]) -> Any:
+def _content(path: str | os.PathLike[str]) -> tuple[Any, str | None]:
+    """The state dict in a file, and the text about its network, if it has one."""
     if os.fspath(path).endswith(".safetensors"):
         from safetensors.torch import load_file
 
-        return load_file(path)
+        return load_file(path), described_in(path)
     state = torch.load(path, map_location="cpu", weights_only=True)
-    if not (isinstance(state, Mapping) and isinstance(state.get("model"), Mapping)):
-        return state
+    inside = [
+        key for key in TRAINING_KEYS if isinstance(state, Mapping) and isinstance(state.get(key), Mapping)
+    ]
+    if not inside:
+        return state, None
     # Other programs may write archives without checksums.
     ours = str(state.get("format")).startswith("polynl ")
     if ours and (damaged := damaged_entry(path)) is not None:
         raise ValueError(f"{damaged} in it has changed")
-    return state["model"]  # of a training checkpoint
+    return state[inside[0]], state.get(ENTRY) if ours else None

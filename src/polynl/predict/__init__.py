@@ -1,1 +1,1 @@
-"""Detections of a trained model on images: pictures, and a file in COCO's format."""
+"""Predictions of a trained model on images: pictures and files of classes or of detections."""

@@ -1,37 +1,47 @@
-"""`polynl predict`: draw the detections of a trained model on images, and save them as JSON."""
+"""`polynl predict`: what a trained model sees in images, as pictures and in files."""
 
 from __future__ import annotations
 
-import io
-import json
 import os
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from rich.console import Console
 from rich.markup import escape
-from torch import Tensor
-from torchvision.transforms.v2.functional import to_pil_image
+from torch import Tensor, nn
 
-from polynl.data.images import (
-    UnreadableImageError,
-    check_originals_stay,
-    image_files,
-    names_apart,
-    read_for_detector,
-)
+from polynl.data.images import UnreadableImageError, check_originals_stay, image_files, names_apart
 from polynl.errors import RunStoppedError, SettingsError
-from polynl.files import make_folder, write_atomically
-from polynl.predict.drawing import draw_detections
-from polynl.tasks.base import DetectionTask
-from polynl.tasks.detections import Detections
+from polynl.files import make_folder
+from polynl.predict.classes import ClassPredictor
+from polynl.predict.detections import DetectionPredictor
+from polynl.tasks.base import DetectionTask, Task
 from polynl.train.processes import autocast, join_processes, set_up_torch
 from polynl.train.run_folder import find_trained
 
-DETECTIONS = "detections.json"
+OPTIONS = ("checkpoint", "out", "threshold", "top", "labels")
+
+
+class Predictor(Protocol):
+    """Collects a model's predictions, image by image."""
+
+    def pictures(self, names: Sequence[str]) -> list[Path]:
+        """The pictures that will be written for images of these names."""
+
+    def read(self, path: Path) -> Tensor:
+        """The uint8 image (3, h, w) in a file, or an UnreadableImageError."""
+
+    def add(self, model: nn.Module, path: Path, name: str, image: Tensor) -> str:
+        """Predict for an image on the model's device; returns the prediction in words."""
+
+    def save(self) -> str:
+        """Write the files; returns what was written, in words."""
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What the JSON file contains."""
 
 
 def run_predict(
@@ -42,81 +52,49 @@ def run_predict(
     *,
     recipe: str | None = None,
     keys: Sequence[str] = (),
-    threshold: float = 0.5,
+    threshold: float | None = None,
+    top: int | None = None,
+    labels: Path | None = None,
 ) -> dict[str, Any]:
-    """Draw and save the detections in images; returns the content of detections.json, in COCO's format."""
-    if not 0 <= threshold <= 1:
-        raise SettingsError(f"--threshold {threshold:g}: expected a number from 0 to 1.")
+    """Predict for images, draw and save the predictions; returns the content of the JSON file."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise SettingsError("predict runs in one process: start it without torchrun.")
     images = image_files(paths)
-    pictures = [out / f"{name}.png" for name in names_apart(images)]
-    check_originals_stay(images, pictures)
-    trained = find_trained(checkpoint, recipe, keys, ("checkpoint", "out", "threshold"))
-    settings, task = trained.recipe, trained.task
-    if not isinstance(task, DetectionTask):
-        raise SettingsError(f"predict needs a detector; the recipe's task is {settings.task}.")
+    names = names_apart(images)
+    trained = find_trained(checkpoint, recipe, keys, OPTIONS, labels=labels)
+    settings = trained.recipe
+    predictor = _predictor(trained.task, out, threshold=threshold, top=top)
+    check_originals_stay(images, predictor.pictures(names))
     set_up_torch(settings)
-    content: dict[str, Any] = {"images": [], "annotations": [], "categories": []}
     unreadable = 0
     with join_processes(settings.device) as processes:
         model = trained.load(processes.device)
         make_folder(out)
-        names = task.labels()
-        content["categories"] = [{"id": label, "name": name} for label, name in names.items()]
-        for path, picture in zip(images, pictures, strict=True):
+        for path, name in zip(images, names, strict=True):
             try:
-                image = read_for_detector(path, upright=True)
+                image = predictor.read(path)
             except UnreadableImageError as error:
                 _print(console, f"skipped: {error}")
                 unreadable += 1
                 continue
             with torch.no_grad(), autocast(settings, processes.device):
-                (found,) = task.detect(model, [image.to(processes.device)])
-            kept = found.above(threshold).cpu()
-            _add_to(content, path, image, kept, names)
-            _write_picture(picture, image, kept, names)
-            _print(console, f"{path}: {_summary(kept, names)}")
-    write_atomically(out / DETECTIONS, json.dumps(content) + "\n")
-    _print(console, f"Pictures and {DETECTIONS} are in {out}.")
+                said = predictor.add(model, path, name, image.to(processes.device))
+            _print(console, f"{path}: {said}")
+    if unreadable < len(images):  # or the files of earlier predictions would be lost for nothing
+        _print(console, f"{predictor.save()} in {out}.")
     if unreadable:
         raise RunStoppedError(f"{unreadable} of {len(images)} images could not be read, see above.")
-    return content
+    return predictor.content
 
 
-def _add_to(
-    content: dict[str, Any], path: Path, image: Tensor, found: Detections, names: Mapping[int, str]
-) -> None:
-    """Add an image and its detections to the content of detections.json."""
-    height, width = image.shape[-2:]
-    number = len(content["images"]) + 1
-    content["images"].append({"id": number, "file_name": str(path), "width": width, "height": height})
-    for detection in found.coco_results(number, {label: label for label in names}):
-        _, _, across, down = detection["bbox"]
-        content["annotations"].append(
-            {
-                "id": len(content["annotations"]) + 1,
-                **detection,
-                "category": names[detection["category_id"]],
-                "area": across * down,
-                "iscrowd": 0,
-            }
-        )
-
-
-def _write_picture(path: Path, image: Tensor, found: Detections, names: Mapping[int, str]) -> None:
-    texts = [
-        f"{names.get(label, label)} {score:.2f}"
-        for label, score in zip(found.labels.tolist(), found.scores.tolist(), strict=True)
-    ]
-    png = io.BytesIO()
-    to_pil_image(draw_detections(image, found.boxes, texts, found.masks)).save(png, "png")
-    write_atomically(path, png.getbuffer())
-
-
-def _summary(found: Detections, names: Mapping[int, str]) -> str:
-    counts = Counter(names.get(label, str(label)) for label in found.labels.tolist())
-    return ", ".join(f"{count} × {name}" for name, count in counts.items()) or "nothing found"
+def _predictor(task: Task, out: Path, *, threshold: float | None, top: int | None) -> Predictor:
+    if isinstance(task, DetectionTask):
+        if top is not None:
+            raise SettingsError(f"--top {top} is for classifiers; use --threshold for detectors.")
+        return DetectionPredictor(task, out, threshold=0.5 if threshold is None else threshold)
+    if threshold is not None:
+        raise SettingsError(f"--threshold {threshold:g} is for detectors; use --top for classifiers.")
+    return ClassPredictor(task, out, top=5 if top is None else top)
 
 
 def _print(console: Console, text: str) -> None:

@@ -11,12 +11,15 @@ from markupsafe import Markup
 from polynl.blocks.registry import BLACK, Style
 from polynl.results.charts import Chart, Curve, Series
 from polynl.results.formats import number
+from polynl.results.label_places import spread
 
 # In units of about one pixel on a phone, so that the text is legible there.
 WIDTH, HEIGHT = 360, 280
-RIGHT, TOP, BOTTOM = 350, 22, 230
-# Width of a digit in common fonts, and height of a line of text.
-DIGIT, LINE = 7.4, 18
+TOP, BOTTOM = 22, 230
+# Width of a digit and of a letter in common fonts, height of a line of text, and of one in a label.
+DIGIT, LETTER, LINE, LABEL_LINE = 7.4, 6.6, 18, 14
+# From the axes to the marker of a label, and to its text.
+TO_MARKER, TO_TEXT = 12, 22
 DASHES = {"-": "none", "--": "6 4", "-.": "7 3 2 3", ":": "2 3"}
 # Number of corners on a circle, and the angle of the first one from the top.
 POLYGONS = {
@@ -69,23 +72,20 @@ def svg(chart: Chart) -> Markup:
     y_ticks = _labelled(_ticks(y), y)
     # The axis label stands to the left of the longest tick label.
     left = 26 + DIGIT * max((len(text) for _, text in y_ticks), default=0)
-    x = Axis.over(xs, left, RIGHT, log=chart.log[0])
+    labelled = [curve for curve in chart.curves if not curve.faint]
+    letters = max((len(line) for curve in labelled for line in curve.series.lines), default=0)
+    x = Axis.over(xs, left, WIDTH - TO_TEXT - LETTER * letters, log=chart.log[0])
     whole = all(value == int(value) for value in xs)
     x_ticks = _labelled(chart.x_ticks or _ticks(x, whole=whole), x)
     parts = [_grid(chart, x, y, x_ticks, y_ticks)]
-    parts += [_curve(curve, x, y) for curve in sorted(chart.curves, key=lambda curve: curve.series.emphasis)]
-    for place, (at, style) in enumerate(chart.missing):
+    order = sorted(chart.curves, key=lambda curve: (not curve.faint, curve.series.emphasis))
+    parts += [_faint(curve, x, y) if curve.faint else _curve(curve, x, y) for curve in order]
+    parts += _labels(labelled, x, y)
+    for place, (at, series) in enumerate(chart.missing):
         beside = sum(other == at for other, _ in chart.missing[:place])
-        parts.append(_cross(x.at(at) - 11 * beside, TOP - 8, style))
+        parts.append(_cross(x.at(at) - 11 * beside, TOP - 8, series.style))
     return Markup('<svg class="chart" viewBox="0 0 {} {}" role="img"><title>{}</title>{}</svg>').format(
         WIDTH, HEIGHT, f"{chart.title}: {chart.y_label} against {chart.x_label}", Markup("").join(parts)
-    )
-
-
-def swatch(series: Series) -> Markup:
-    """A line and its marker, for a legend."""
-    return Markup('<svg class="swatch" viewBox="0 0 34 16" aria-hidden="true">{}{}</svg>').format(
-        _stroke("M1,8 H33", series.style, series.emphasis), _marker(17, 8, series, "")
     )
 
 
@@ -93,19 +93,19 @@ Tick = tuple[float, str]
 
 
 def _grid(chart: Chart, x: Axis, y: Axis, x_ticks: Sequence[Tick], y_ticks: Sequence[Tick]) -> Markup:
-    parts, left = [], x.start
+    parts, left, right = [], x.start, x.end
     for value, text in x_ticks:
         at = x.at(value)
         parts.append(Markup('<path class="grid" d="M{},{} V{}"/>').format(at, TOP, BOTTOM))
         parts.append(_text(at, BOTTOM + 17, text, "middle"))
     for value, text in y_ticks:
         at = y.at(value)
-        parts.append(Markup('<path class="grid" d="M{},{} H{}"/>').format(left, at, RIGHT))
+        parts.append(Markup('<path class="grid" d="M{},{} H{}"/>').format(left, at, right))
         parts.append(_text(left - 6, at + 4, text, "end"))
     if chart.level is not None:
-        parts.append(Markup('<path class="level" d="M{},{} H{}"/>').format(left, y.at(chart.level), RIGHT))
-    parts.append(Markup('<path class="axis" d="M{},{} V{} H{}"/>').format(left, TOP, BOTTOM, RIGHT))
-    parts.append(_text((left + RIGHT) / 2, HEIGHT - 8, chart.x_label, "middle"))
+        parts.append(Markup('<path class="level" d="M{},{} H{}"/>').format(left, y.at(chart.level), right))
+    parts.append(Markup('<path class="axis" d="M{},{} V{} H{}"/>').format(left, TOP, BOTTOM, right))
+    parts.append(_text((left + right) / 2, HEIGHT - 8, chart.x_label, "middle"))
     upwards = Markup('<text transform="translate(13,{}) rotate(-90)" text-anchor="middle">{}</text>')
     parts.append(upwards.format((TOP + BOTTOM) / 2, chart.y_label))
     return Markup("").join(parts)
@@ -132,6 +132,33 @@ def _curve(curve: Curve, x: Axis, y: Axis) -> Markup:
     for (a, b), (value, figure) in zip(places, curve.points, strict=True):
         parts.append(_marker(a, b, series, f"{series.label}: {number(figure)} at {number(value)}"))
     return Markup("<g>{}</g>").format(Markup("").join(parts))
+
+
+def _faint(curve: Curve, x: Axis, y: Axis) -> Markup:
+    """A curve of another group."""
+    places = [(x.at(a), y.at(b)) for a, b in curve.points]
+    if curve.joined and len(places) > 1:
+        return Markup('<path class="faint-curve" d="{}"/>').format(_path(places))
+    return Markup("").join(
+        Markup('<circle class="faint-point" cx="{}" cy="{}" r="2.5"/>').format(*p) for p in places
+    )
+
+
+def _labels(curves: Sequence[Curve], x: Axis, y: Axis) -> list[Markup]:
+    """The labels to the right of the axes, each with its marker and a thin line to the end of its curve."""
+    ends = [(x.at(curve.points[-1][0]), y.at(curve.points[-1][1])) for curve in curves]
+    heights = [float(LABEL_LINE * len(curve.series.lines)) for curve in curves]
+    places = spread([end for _, end in ends], heights, TOP - 10, BOTTOM + 12)
+    parts = []
+    for curve, (at, end), place in zip(curves, ends, places, strict=True):
+        place, right, count = round(place, 1), x.end, len(curve.series.lines)
+        leader = Markup('<path class="leader" style="stroke:{}" d="M{},{} L{},{}"/>')
+        parts.append(leader.format(_colour(curve.series.style), at, end, right + TO_MARKER, place))
+        parts.append(_marker(right + TO_MARKER, place, curve.series, ""))
+        for row, line in enumerate(curve.series.lines):
+            height = round(place + 4 + LABEL_LINE * (row - (count - 1) / 2), 1)
+            parts.append(_text(right + TO_TEXT, height, line, "start"))
+    return parts
 
 
 def _path(places: Sequence[tuple[float, float]]) -> str:

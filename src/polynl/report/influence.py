@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polynl.explain import influence
-from polynl.explain.capture import capture
+from polynl.explain.capture import Spot, capture
 
 # More cells per side could not be told apart under a finger, and would make the page large.
 CELLS = 16
@@ -25,14 +25,15 @@ def cell_maps(model: nn.Module, images: Any, block: str) -> Tensor:
     The padding of detectors is cut off.
     """
     captured = capture(model, images, modules=[block])
-    module, x, (frame,) = model.get_submodule(block), captured.activations[block].input, captured.frames
+    module, seen, (frame,) = model.get_submodule(block), captured.activations[block], captured.frames
+    x = seen.input
     rows, columns = (list(_runs(size)) for size in frame.crop(x[0, 0]).shape)
     maps = []
     for row in rows:
         for column in columns:
             place = torch.zeros_like(x[:, 0])
             place[:, row, column] = 1.0 / place[:, row, column].numel()
-            maps.append(coarser(frame.crop(influence(module, x, place)[0])))
+            maps.append(coarser(frame.crop(influence(module, x, place, mask=seen.mask)[0])))
     return torch.stack(maps).unflatten(0, (len(rows), len(columns)))
 
 
@@ -40,6 +41,18 @@ def _runs(size: int) -> Iterator[slice]:
     """At most `CELLS` runs of equal length; the last may be shorter."""
     step = -(-size // CELLS)
     return (slice(start, min(start + step, size)) for start in range(0, size, step))
+
+
+def cell_at(spot: Spot | None, image: Sequence[int], grid: Sequence[int]) -> tuple[int, ...]:
+    """The row and column at a spot, in pixels of the image, or at the middle of a box or of the whole image.
+
+    >>> cell_at((8.0, 0.0), (16, 32), (4, 8)), cell_at((0.0, 0.0, 32.0, 16.0), (16, 32), (4, 8))
+    ((0, 2), (2, 4))
+    """
+    height, width = image
+    left, top, right, bottom = (0, 0, width, height) if spot is None else spot if len(spot) == 4 else spot * 2
+    place = (top + bottom) / 2 / height, (left + right) / 2 / width
+    return tuple(min(max(int(at * size), 0), size - 1) for at, size in zip(place, grid, strict=True))
 
 
 def coarser(shares: Tensor) -> Tensor:

@@ -25,8 +25,8 @@ from polynl.results.study import (
 )
 from polynl.tasks.registry import TASKS
 from polynl.train.config import Recipe, neutral_fields
-from polynl.train.recipe_file import parse_recipe, read_yaml
-from polynl.train.run_folder import ENVIRONMENT, METRICS, RECIPE
+from polynl.train.recipe_file import parse_recipe, read_yaml, runs_in
+from polynl.train.run_folder import ENVIRONMENT, METRICS, RECIPE, unequal_training
 
 # What `polynl reproduce` and `polynl bench` write.
 STUDY, LAYERS = "results.json", "layers"
@@ -71,7 +71,7 @@ def load_runs(folders: Sequence[Path]) -> LoadedRuns:
         for file in found:
             runs.add_benchmark(str(file.parent), Results.load(file))
         if not (has_study or has_training or found):
-            raise SettingsError(f"{folder}: {_problem(folder)}; expected {EXPECTED}.")
+            raise SettingsError(f"{folder}: {_problem(folder)}; expected {EXPECTED}.{runs_in(folder)}")
     studies = [*runs.studies, *_studies(trainings)]
     titles = [study.title for study in studies]
     runs.studies = [
@@ -140,7 +140,14 @@ def _studies(trainings: Sequence[Training]) -> Iterator[Study]:
                 else replace(v, label=f"{v.label}, {', '.join(str(t.folder) for t in v.trainings)}")
                 for v in sorted(variants, key=_order)
             ]
-            yield Study(title, task, variants, [training.folder for training in group])
+            folders = [training.folder for training in group]
+            yield Study(title, task, variants, folders, unequal=_unequal(variants))
+
+
+def _unequal(variants: Sequence[Variant]) -> list[str]:
+    """The keys, beside the block, in which some variant differs from the first."""
+    recipes = [parse_recipe(dict(v.recipe), str(v.trainings[0].folder)) for v in variants]
+    return list(dict.fromkeys(key for other in recipes[1:] for key in unequal_training(recipes[0], other)))
 
 
 def _grouped(trainings: Sequence[Training], key: Callable[[Mapping[str, Any]], Any]) -> list[list[Training]]:

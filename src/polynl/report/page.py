@@ -11,12 +11,12 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from polynl.bench.cases import STYLES
-from polynl.report.chart import svg, swatch
+from polynl.bench.cases import LOOKS
+from polynl.report.chart import svg
 from polynl.report.images import colour_bar
 from polynl.report.load import LoadedRuns
 from polynl.report.pictures import Pictures
-from polynl.results.benchmark import STEPS, Axis, Results
+from polynl.results.benchmark import BUSY_NOTE, STEPS, Axis, Results
 from polynl.results.charts import accuracy_and_cost, block_charts, efficiency, training_curves
 from polynl.results.formats import plural
 from polynl.results.study import Study
@@ -27,8 +27,9 @@ from polynl.results.tables import (
     environment_table,
     network_table,
     ratio_table,
+    shape_tables,
 )
-from polynl.results.verdicts import evidence_tables, verdicts
+from polynl.results.verdicts import conclusion, evidence_tables, verdicts
 from polynl.train.recipe_file import write_yaml
 
 HERE = Path(__file__).parent
@@ -50,7 +51,8 @@ SECTIONS = {
 def render_page(runs: LoadedRuns, pictures: Sequence[Pictures], title: str, command: str) -> str:
     """The HTML."""
     content: dict[str, Any] = {
-        "papers": any(study.task_class.paper for study in runs.studies),
+        "papers": any(study.paper for study in runs.studies),
+        "summaries": [(study, conclusion(study)) for study in runs.studies],
         "accuracy": [
             (study, accuracy_table(study), evidence_tables(study), verdicts(study)) for study in runs.studies
         ],
@@ -81,7 +83,7 @@ def render_page(runs: LoadedRuns, pictures: Sequence[Pictures], title: str, comm
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, **trim
     )
-    environment.globals.update(svg=svg, swatch=swatch)
+    environment.globals.update(svg=svg)
     return environment.get_template(TEMPLATE).render(
         **content,
         title=title,
@@ -103,14 +105,23 @@ def _layer_section(name: str, results: Results) -> dict[str, Any]:
     """Charts of ratios, their tables, and the absolute values."""
     s = results.settings
     runs = plural(s["runs"], "run")
-    about = f"One layer, batch {s['batch']}, {s['dtype']} on {s['device'].upper()}; medians of {runs}."
-    figures = [figure for step in STEPS if (figure := efficiency(results, step, STYLES))]
+    batch = "" if results.shapes() else f", batch {s['batch']}"
+    about = f"One layer{batch}, {s['dtype']} on {s['device'].upper()}; medians of {runs}."
+    figures = [figure for step in STEPS if (figure := efficiency(results, step, LOOKS))]
     axes: tuple[Axis, ...] = ("positions", "channels")
     ratios, absolutes = (
         [table for axis in axes if (table := make(results, axis)).columns]
         for make in (ratio_table, absolute_table)
     )
-    return {"name": name, "about": about, "figures": figures, "ratios": ratios, "absolutes": absolutes}
+    return {
+        "name": name,
+        "about": about,
+        "figures": figures,
+        "ratios": ratios,
+        "absolutes": absolutes,
+        "shapes": shape_tables(results),
+        "notes": [note for note in results.notes() if note == BUSY_NOTE],
+    }
 
 
 def _network_section(name: str, results: Results) -> tuple[Table, list[str]]:

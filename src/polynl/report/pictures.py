@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from polynl.errors import RunStoppedError, SettingsError
-from polynl.explain.explanation import Explanation, Query, explain_image
+from polynl.explain.explanation import Explanation, Query, explain_image, highest
 from polynl.explain.networks import ExplainedNetwork, network_from_checkpoint
 from polynl.report.images import SMALL, image_uri, overlay_uri, stretched
-from polynl.report.influence import cell_maps, packed
+from polynl.report.influence import cell_at, cell_maps, packed
 from polynl.results.charts import EMPHASIS
 from polynl.results.formats import number
 from polynl.results.study import Study, Training, Variant
@@ -185,7 +185,10 @@ def _influence(
             for sample, found in zip(chosen, network.explanations, strict=False):
                 cells = cell_maps(explained.model, explained.inputs(sample.image), explained.block)
                 box = {} if found.box is None else {"box": found.box, "found": found.said}
-                maps.append(packed(cells.cpu()) | box)
+                # Where the block adds most, as a place where it adds little has nothing to show.
+                most = None if found.norms is None else highest(found.norms.y, found.image)
+                start = cell_at(found.box or most, found.image.shape[1:], cells.shape[:2])
+                maps.append(packed(cells.cpu()) | {"start": start} | box)
             blocks.append({"label": network.variant.label, "maps": maps})
         except ValueError as error:
             without.append(f"{str(error).rstrip('.')}.")

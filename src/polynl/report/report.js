@@ -11,27 +11,12 @@
   };
   const clamped = (value, limit) => Math.max(0, Math.min(limit - 1, value));
 
-  function greyed(image, width, height) {
-    const canvas = document.createElement("canvas");
-    canvas.width = width;
-    canvas.height = height;
-    const context = canvas.getContext("2d");
-    context.imageSmoothingEnabled = image.naturalWidth > 96;
-    context.drawImage(image, 0, 0, width, height);
-    const content = context.getImageData(0, 0, width, height), data = content.data;
-    for (let at = 0; at < data.length; at += 4) {
-      data[at] = data[at + 1] = data[at + 2] = 0.299 * data[at] + 0.587 * data[at + 1] + 0.114 * data[at + 2];
-    }
-    context.putImageData(content, 0, 0);
-    return canvas;
-  }
-
   function start(root) {
     const data = JSON.parse(root.querySelector("script").textContent);
     const canvas = root.querySelector("canvas"), context = canvas.getContext("2d");
     const readout = root.querySelector(".readout");
     const blocks = [...root.querySelectorAll("button.block")], images = [...root.querySelectorAll("button.image")];
-    const state = { block: 0, image: 0, row: 0, column: 0, grey: null };
+    const state = { block: 0, image: 0, row: 0, column: 0, picture: null };
 
     const current = () => data.blocks[state.block].maps[state.image];
 
@@ -46,7 +31,9 @@
     function draw() {
       const { values, scale, rows, columns } = shares(), grid = current().grid;
       const width = canvas.width, height = canvas.height;
-      context.drawImage(state.grey, 0, 0);
+      // The image keeps its colours, which a class may depend on; small images keep their pixels too.
+      context.imageSmoothingEnabled = state.picture.naturalWidth > 96;
+      context.drawImage(state.picture, 0, 0, width, height);
       values.forEach((share, k) => {
         const row = Math.floor(k / columns), column = k % columns;
         const left = Math.round((column * width) / columns), top = Math.round((row * height) / rows);
@@ -123,12 +110,8 @@
       readout.replaceChildren(...lines);
     }
 
-    // Start in the middle of the image, or of the detection.
     function begin() {
-      const { box, grid } = current(), [high, wide] = data.images[state.image].size;
-      const [x, y] = box ? [(box[0] + box[2]) / 2 / wide, (box[1] + box[3]) / 2 / high] : [0.5, 0.5];
-      state.row = clamped(Math.floor(y * grid[0]), grid[0]);
-      state.column = clamped(Math.floor(x * grid[1]), grid[1]);
+      [state.row, state.column] = current().start;
     }
 
     function move(row, column) {
@@ -150,7 +133,7 @@
     }
 
     function choose(block, image) {
-      Object.assign(state, { block, image, grey: null });
+      Object.assign(state, { block, image, picture: null });
       blocks.forEach((button, k) => button.setAttribute("aria-pressed", String(k === block)));
       images.forEach((button, k) => button.setAttribute("aria-pressed", String(k === image)));
       const [rows, columns] = current().grid, [height, width] = data.images[image].size;
@@ -161,17 +144,17 @@
       const picture = images[image].querySelector("img");
       picture.decode().then(() => {
         if (state.image === image && state.block === block) {
-          state.grey = greyed(picture, canvas.width, canvas.height);
+          state.picture = picture;
           draw();
         }
       });
     }
 
-    canvas.addEventListener("pointermove", (event) => state.grey && follow(event));
-    canvas.addEventListener("pointerdown", (event) => state.grey && follow(event));
+    canvas.addEventListener("pointermove", (event) => state.picture && follow(event));
+    canvas.addEventListener("pointerdown", (event) => state.picture && follow(event));
     canvas.addEventListener("keydown", (event) => {
       const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-      if (event.key in steps && state.grey) {
+      if (event.key in steps && state.picture) {
         event.preventDefault();
         move(state.row + steps[event.key][0], state.column + steps[event.key][1]);
       }

@@ -24,15 +24,13 @@ from polynl.reproduce.trainings import recipe_in, train_all
 from polynl.results.charts import accuracy_and_cost, training_curves
 from polynl.results.study import Costs, Origin, Study, Training, study_title, variant_of
 from polynl.results.tables import accuracy_table, as_markdown, as_rich
-from polynl.results.verdicts import evidence_tables, verdicts
+from polynl.results.verdicts import conclusion, evidence_tables, verdicts
 from polynl.train.processes import to_device
 from polynl.train.recipe_file import load_recipe
 from polynl.train.run_folder import RECIPE, RunFolder
 
-NOTE = (
-    "Scores: percent on held-out images after the last epoch. MACs: multiply-adds per image. Forward, step: "
-    "time of a forward pass and of a training step, divided by that without a block."
-)
+NOTE = "Scores: percent on held-out images after the last epoch. MACs: multiply-adds per image."
+TIMES_NOTE = "Forward, step: time of a forward pass and of a training step, divided by that without a block."
 
 CPU = torch.device("cpu")
 
@@ -47,19 +45,20 @@ def run_reproduce(settings: ReproduceSettings, console: Console, keys: Sequence[
     recipe_in(trainings[0]).build_task().check()
     _prepare_folder(settings, trainings)
     trainings = train_all(trainings, jobs, console)
-    console.print("Timing the networks …", highlight=False)
-    costs = _network_costs(trainings)
+    timed = not settings.no_timings
+    console.print("Timing the networks …" if timed else "Counting parameters …", highlight=False)
+    costs = _network_costs(trainings, timed=timed)
     variants = [variant_of([t for t in trainings if t.row == row], cost) for row, cost in costs.items()]
     recipe = trainings[0].recipe
     study = Study(study_title([recipe]), recipe["task"], variants, [settings.out], settings.quick)
-    how_long = "a few seconds" if settings.quick else "about a minute"
-    console.print(f"Timing single layers, {how_long} …", highlight=False)
-    layers = measure_layers(settings)
     machine = environment("cuda" if torch.cuda.is_available() else "cpu")
     origin = Origin("polynl reproduce", shlex.join(["polynl", *sys.argv[1:]]), machine)
     write_results(settings, study, origin, console)
     found = LoadedRuns([study], origins=[origin])
-    found.add_benchmark(str(settings.out / LAYERS), layers)
+    if timed:
+        how_long = "a few seconds" if settings.quick else "about a minute"
+        console.print(f"Timing single layers, {how_long} …", highlight=False)
+        found.add_benchmark(str(settings.out / LAYERS), measure_layers(settings))
     write_report(found, settings.out / REPORT, console)
     return study
 
@@ -103,26 +102,27 @@ def _prepare_folder(settings: ReproduceSettings, trainings: Sequence[Training]) 
         raise existing_run_error(settings.out, "results", it="them")
 
 
-def _network_costs(trainings: Sequence[Training]) -> dict[str, Costs]:
+def _network_costs(trainings: Sequence[Training], *, timed: bool) -> dict[str, Costs]:
     """The costs of each variant, by row."""
     recipe = recipe_in(trainings[0])
     first = {t.row: recipe_in(t) for t in trainings if t.seed == trainings[0].seed}
     models = {row: to_device(found.build_task().model(), found, CPU) for row, found in first.items()}
-    return measure_costs(models, recipe)
+    return measure_costs(models, recipe, timed=timed)
 
 
 def write_results(settings: ReproduceSettings, study: Study, origin: Origin, console: Console) -> None:
     """Print the table; save it, the study and the figures."""
-    folder, paper = settings.out, study.task_class.paper
+    folder, paper = settings.out, study.paper
     table = accuracy_table(study, compact=True)
     seeds = ", ".join(str(training.seed) for training in study.variants[0].trainings)
     title = f"{study.title}, seed {seeds}"
     study.save(folder / STUDY, origin)
     headings = "/".join(study.task_class.scores[score] for score in paper.scores) if paper else ""
-    compared = f"Paper: {headings} of {paper.setting}, another task than this one." if paper else ""
-    note = " ".join(part for part in (NOTE, compared, study.note) if part)
+    compared = f"Paper: {headings} of {paper.setting}." if paper else ""
+    note = " ".join(filter(None, (NOTE, "" if settings.no_timings else TIMES_NOTE, compared)))
     evidence, said = evidence_tables(study), verdicts(study)
-    parts = [f"# {title}", str(origin), as_markdown(table), note]
+    short = f"{conclusion(study)} {study.about}"
+    parts = [f"# {title}", short, str(origin), as_markdown(table), note]
     parts += [part for one in evidence for part in (f"**{one.title}**", as_markdown(one))] + said
     write_atomically(folder / "results.md", "\n\n".join(parts) + "\n")
     figures = {"curves": training_curves(study), "accuracy_and_cost": accuracy_and_cost(study)}
@@ -132,11 +132,11 @@ def write_results(settings: ReproduceSettings, study: Study, origin: Origin, con
         if figure is not None
         for file in plots.save(plots.drawn(figure, title), folder / name)
     ]
-    console.print(as_rich(table))
+    console.print(as_rich(table, console.width))
     console.print(note, highlight=False)
     for part in evidence:
-        console.print(as_rich(part))
-    for line in said:
+        console.print(as_rich(part, console.width))
+    for line in (*said, short):
         console.print(line, highlight=False, markup=False)
     names = ", ".join([STUDY, "results.md", *(file.name for file in files)])
     console.print(

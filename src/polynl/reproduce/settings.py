@@ -9,14 +9,21 @@ from typing import Any
 from polynl.blocks.registry import BLOCKS, NO_BLOCK
 from polynl.errors import SettingsError, check_choices, check_resume_or_overwrite
 
-# What is compared: a name for the command line, the block and its options. The network without a block comes
-# first; the last two are controls, which tell what a block does from what more parameters do.
+PAPER = tuple(name for name, entry in BLOCKS.items() if entry.in_paper)
+# What can be compared: a name for the command line, the block and its options, in the order of tables. The
+# network without a block comes first, then the paper's blocks and softmax attention, then the wider family.
+# The last two are controls, which tell what a block does from what more parameters do.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     NO_BLOCK: (NO_BLOCK, {}),
-    **{name: (name, {}) for name, entry in BLOCKS.items() if entry.in_paper},
+    **{name: (name, {}) for name in PAPER},
+    "non_local_softmax": ("non_local", {"mode": "embedded_gaussian", "scale": "inner"}),
+    **{name: (name, {}) for name in BLOCKS if name not in (*PAPER, "conv")},
     "poly_nl_reduced": ("poly_nl", {"reduction": 4}),
     "conv": ("conv", {"residual": True}),
 }
+# What is compared unless --blocks says otherwise.
+DEFAULT = (NO_BLOCK, *PAPER, "poly_nl_reduced", "conv")
+ALL = "all"
 # Enough to see that everything works, too little to learn anything; scenes can be few as well.
 QUICK, QUICK_SCENES = ("--epochs", "1"), ("--epochs", "2", "--data.images", "640", "--data.val_images", "250")
 # Keys that tell the trainings apart, with the option that sets them.
@@ -40,13 +47,16 @@ class ReproduceSettings:
     """Recipe file or name, of any task (default: scenes, or folder with --data)."""
     quick: bool = False
     """Check in a minute that everything works; this is too short to learn, so the scores mean nothing."""
-    blocks: tuple[str, ...] = tuple(VARIANTS)
-    """Blocks to train; the network without a block is always included for comparison. Two are controls:
-    poly_nl_reduced, with a fourth of the width, and conv, a 1×1 convolution with a residual."""
+    blocks: tuple[str, ...] = DEFAULT
+    """Blocks to train, any that `polynl blocks` lists, or all; the network without a block is always included
+    for comparison. Two are controls: poly_nl_reduced, with a fourth of the width, and conv, a 1×1 convolution
+    with a residual. non_local_softmax is softmax attention, the quadratic baseline."""
     seeds: tuple[int, ...] = (0,)
     """Random seeds; with several, trainings are paired by seed and the intervals include their spread."""
     jobs: int | None = None
     """Number of trainings to run in parallel (default: one per CPU core, or one on a GPU)."""
+    no_timings: bool = False
+    """Measure no times of networks and layers; parameters and multiply-adds are counted all the same."""
     out: Path = Path("runs/reproduce")
     """Folder for the results and for every training."""
     resume: bool = False
@@ -55,7 +65,7 @@ class ReproduceSettings:
     """Replace the results in --out."""
 
     def __post_init__(self) -> None:
-        check_choices(self.blocks, list(VARIANTS), "block")
+        check_choices(self.blocks, [*VARIANTS, ALL], "block")
         if not self.seeds or min(self.seeds) < 0:
             raise SettingsError(f"--seeds {' '.join(map(str, self.seeds))}: expected numbers of at least 0.")
         if self.jobs is not None and self.jobs < 1:
@@ -64,4 +74,4 @@ class ReproduceSettings:
 
     def selected(self) -> list[str]:
         """The blocks to train, the network without a block first."""
-        return [name for name in VARIANTS if name == NO_BLOCK or name in self.blocks]
+        return [name for name in VARIANTS if name == NO_BLOCK or name in self.blocks or ALL in self.blocks]

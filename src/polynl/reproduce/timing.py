@@ -11,47 +11,49 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from polynl.bench.cases import REFERENCE
+from polynl.bench.cases import BY_NAME, REFERENCE
 from polynl.bench.layers import run_layers
 from polynl.bench.measure import Task as Timed
 from polynl.bench.measure import interleaved_seconds
 from polynl.bench.networks import count_costs
 from polynl.bench.settings import LayerSettings
-from polynl.blocks.registry import BLOCKS
 from polynl.errors import SettingsError
 from polynl.report.load import LAYERS
-from polynl.reproduce.settings import ReproduceSettings
+from polynl.reproduce.settings import PAPER, ReproduceSettings
 from polynl.results.benchmark import STEPS, Results
 from polynl.results.study import Costs
 from polynl.tasks.base import Batch, Images, Task
 from polynl.train.config import Recipe
 
 RUNS = 20
-# The layers that the paper compares, with both forms of its own.
-METHODS = (REFERENCE, *(name for name, entry in BLOCKS.items() if entry.in_paper), "poly_nl_direct")
+# The layers that the paper compares, with both forms of its own; others are timed if they are trained.
+METHODS = (REFERENCE, *PAPER, "poly_nl_direct")
 # They take about a minute and a few seconds on two cores.
 SIZES: dict[str, Any] = {"runs": 20, "channels": (64, 128, 256, 512), "sides": (14, 20, 28, 40, 56)}
 QUICK_SIZES: dict[str, Any] = {"runs": 5, "channels": (64, 128, 256), "sides": (14, 28, 40)}
 
 
-def measure_costs(models: Mapping[str, nn.Module], recipe: Recipe) -> dict[str, Costs]:
+def measure_costs(models: Mapping[str, nn.Module], recipe: Recipe, *, timed: bool = True) -> dict[str, Costs]:
     """The costs of networks on a recipe's first images; runs are interleaved, so noise falls on all alike.
 
-    A forward pass is one over a batch of validation images, a training step one on training images.
+    A forward pass is one over a batch of validation images, a training step one on training images. Without
+    `timed` there are only counts.
     """
-    task, size = recipe.build_task(), recipe.total_batch(1)
+    task, size = recipe.build_task(), recipe.total_batch(1) if timed else 1
     images = _first(task.val_set(), size, partial(task.collate, training=False)).images
     inputs = [task.inputs(image) for image in images]
+    counts = {name: count_costs(model, inputs[0]) for name, model in models.items()}
+    if not timed:
+        return {name: Costs(**counts[name]) for name in models}
     batch = _first(task.train_set(), size, partial(task.collate, training=True))
     batch = batch.to(torch.device("cpu"), channels_last=recipe.channels_last)
-    counts = {name: count_costs(model, inputs[0]) for name, model in models.items()}
     medians: dict[str, dict[str, float]] = {name: {} for name in models}
     for step in STEPS:
-        timed = {
+        steps = {
             name: _forward(model, inputs) if step == "forward" else _training_step(task, model, batch)
             for name, model in models.items()
         }
-        for name, seconds in interleaved_seconds(timed, runs=RUNS).items():
+        for name, seconds in interleaved_seconds(steps, runs=RUNS).items():
             medians[name][f"{step}_seconds"] = statistics.median(seconds)
     return {name: Costs(**counts[name], **medians[name]) for name in models}
 
@@ -89,7 +91,7 @@ def measure_layers(settings: ReproduceSettings) -> Results:
 def layer_settings(settings: ReproduceSettings, *, overwrite: bool) -> LayerSettings:
     """A small `polynl bench layers`."""
     return LayerSettings(
-        blocks=METHODS,
+        blocks=(*METHODS, *(name for name in settings.selected() if name in BY_NAME)),
         device="cuda" if torch.cuda.is_available() else "cpu",
         **(QUICK_SIZES if settings.quick else SIZES),
         out=settings.out / LAYERS,

@@ -23,6 +23,13 @@ STEPS: tuple[Step, ...] = get_args(Step)
 STEP_TITLES: dict[Step, str] = {"forward": "forward", "training": "forward + backward"}
 Axis = Literal["channels", "positions"]
 AXIS_TITLES: dict[Axis, str] = {"channels": "channels C", "positions": "positions N"}
+# The largest interquartile range, divided by the median, of times that are worth a ratio.
+MOST_SPREAD = 1.0
+BUSY = "busy"
+BUSY_NOTE = (
+    f"{BUSY}: the machine was busy with something else. These times spread by more than {MOST_SPREAD:.0%} of "
+    "their median, so they have no ratios; measure again when nothing else runs."
+)
 NO_RATIOS = "no ratios, because float16 convolutions are unusually slow on CPUs"
 ALLOCATOR_NOTES = {
     True: "The allocator was primed: it kept freed memory, so timed runs had next to no page faults.",
@@ -32,19 +39,34 @@ ALLOCATOR_NOTES = {
 
 @dataclass(frozen=True, order=True)
 class Point:
-    """A size and a step at which all methods are measured together; `channels` is None for networks."""
+    """A size and a step at which all methods are measured together; `channels` is None for networks.
+
+    `side` is the height of a map; `width` is None for square ones.
+    """
 
     step: Step
     batch: int
     side: int
     channels: int | None = None
+    width: int | None = None
+
+    @classmethod
+    def of(cls, step: Step, shape: Sequence[int]) -> Point:
+        """The point of maps of shape (b, c, h, w)."""
+        batch, channels, height, width = shape
+        return cls(step, batch, height, channels, None if width == height else width)
+
+    @property
+    def spatial(self) -> tuple[int, int]:
+        """Height and width of a map."""
+        return self.side, self.side if self.width is None else self.width
 
     def size(self, axis: Axis) -> int:
         """The channels, or the positions of one map."""
-        return self.side**2 if axis == "positions" else int(self.channels or 0)
+        return math.prod(self.spatial) if axis == "positions" else int(self.channels or 0)
 
     def __str__(self) -> str:
-        sizes = (self.batch, self.channels, self.side, self.side)
+        sizes = (self.batch, self.channels, *self.spatial)
         return f"{self.step}, {'×'.join(str(size) for size in sizes if size is not None)}"
 
 
@@ -78,6 +100,11 @@ class Measurement:
             return None
         return (self.quartiles[1] - self.quartiles[0]) / self.median
 
+    @property
+    def disturbed(self) -> bool:
+        """Whether the times differ so much that their median says nothing: other programs took the time."""
+        return self.spread is not None and self.spread > MOST_SPREAD
+
     def to_json(self) -> dict[str, Any]:
         """The fields of the point and of the measurement, and the median for the reader's convenience."""
         return {
@@ -92,7 +119,9 @@ class Measurement:
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> Measurement:
         """The inverse of `to_json`."""
-        point = Point(*(entry[f.name] for f in dataclasses.fields(Point)))
+        # Files of older versions have no width.
+        sizes: dict[str, Any] = {f.name: entry.get(f.name) for f in dataclasses.fields(Point)}
+        point = Point(**sizes)
         return cls(entry["method"], point, tuple(entry["seconds"]), entry["peak_bytes"], entry["skipped"])
 
 
@@ -145,9 +174,21 @@ class Results:
         return next((m for m in self.measurements if m.method == method and m.point == point), None)
 
     def ratio(self, measurement: Measurement, quantity: Quantity = TIME) -> float | None:
-        """The quantity divided by that of the reference at the same point, if `has_ratios`."""
+        """The quantity divided by that of the reference at the same point, if `has_ratios`.
+
+        None for times that are `disturbed`, here or in the reference.
+        """
         base = self.at(self.reference, measurement.point) if self.has_ratios else None
-        return None if base is None else quantity.ratio(measurement, base)
+        if base is None or self.disturbed(measurement, quantity):
+            return None
+        return quantity.ratio(measurement, base)
+
+    def disturbed(self, measurement: Measurement, quantity: Quantity = TIME) -> bool:
+        """Whether there is no ratio because the machine was busy; memory does not depend on that."""
+        if quantity is MEMORY or not measurement.seconds:
+            return False
+        base = self.at(self.reference, measurement.point)
+        return measurement.disturbed or (base is not None and base.disturbed)
 
     @property
     def has_ratios(self) -> bool:
@@ -162,6 +203,8 @@ class Results:
         """What a reader of the numbers has to know about how they were measured."""
         primed = self.settings.get("allocator_primed")
         notes = [] if primed is None else [ALLOCATOR_NOTES[primed]]
+        if self.has_ratios and any(m.disturbed for m in self.measurements):
+            notes.insert(0, BUSY_NOTE)
         return notes if self.has_ratios else [f"There are {NO_RATIOS}.", *notes]
 
     def place(self, axis: Axis) -> str:
@@ -171,9 +214,15 @@ class Results:
             return f"{s['at_channels']} channels"
         return f"{s['at_side']}×{s['at_side']} positions"
 
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes (b, c, h, w) that were chosen instead of sweeps, if any."""
+        return [tuple(shape) for shape in self.settings.get("shape", ())]
+
     def sweep(self, axis: Axis, step: Step) -> list[Point]:
         """The measured points along one axis, in ascending order."""
         s = self.settings
+        if self.shapes():
+            return []
         sizes = {
             "channels": {(s["at_side"], channels) for channels in s["channels"]},
             "positions": {(side, s["at_channels"]) for side in s["sides"]},
@@ -188,7 +237,7 @@ class Results:
 
     def exponent(self, method: str, axis: Axis, step: Step) -> float | None:
         """k of time ∝ size^k, over the top decade of the measured sizes."""
-        timed = [m for m in self.along(self.sweep(axis, step), method) if m.seconds]
+        timed = [m for m in self.along(self.sweep(axis, step), method) if m.seconds and not m.disturbed]
         return fitted_exponent([m.point.size(axis) for m in timed], [m.median or 0.0 for m in timed])
 
     def skipped_lines(self, step: Step | None = None) -> list[str]:
@@ -199,8 +248,8 @@ class Results:
                 groups.setdefault((m.method, m.point.step, m.point.channels), []).append(m)
         lines = []
         for (method, at_step, channels), found in groups.items():
-            first = min(found, key=lambda m: m.point.side)
-            where = f"at N {'≥' if len(found) > 1 else '='} {first.point.side**2:,}"
+            first = min(found, key=lambda m: m.point.size("positions"))
+            where = f"at N {'≥' if len(found) > 1 else '='} {first.point.size('positions'):,}"
             width = "" if channels is None else f", {channels} channels"
             what = f"{self.label(method)}, {STEP_TITLES[at_step]}{width}"
             lines.append(f"{what}: not measured {where}: {first.skipped}")

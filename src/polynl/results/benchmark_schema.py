@@ -58,6 +58,7 @@ class _LayerSettings(_Settings):
     sides: list[Size]
     at_side: Size
     at_channels: Size
+    shape: list[Annotated[list[Size], Field(min_length=4, max_length=4)]] = Field([])
 
 
 class _NetSettings(_Settings):
@@ -87,6 +88,7 @@ class _Measured(_Part):
     batch: Size
     side: Size
     channels: Size | None
+    width: Size | None = None
     seconds: list[Seconds]
     peak_bytes: Annotated[int, Field(ge=0, le=10**18)] | None
     skipped: Text | None

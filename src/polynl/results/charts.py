@@ -2,33 +2,50 @@
 
 from __future__ import annotations
 
+import re
 import statistics
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from polynl.blocks.registry import BLOCKS, GREY, NO_BLOCK, NO_BLOCK_STYLE, Line, Style
+from polynl.blocks.registry import BLOCKS, FAMILY_TITLES, GREY, NO_BLOCK, NO_BLOCK_STYLE, Line, Style
 from polynl.results.benchmark import AXIS_TITLES, MEMORY, STEP_TITLES, TIME, Axis, Quantity, Results, Step
 from polynl.results.block_figures import FIGURES, block_columns
 from polynl.results.study import Study, Variant
 
 STYLES = {NO_BLOCK: NO_BLOCK_STYLE} | {name: entry.style for name, entry in BLOCKS.items()}
-OTHER_STYLE = Style(GREY, "8", ":")
+FAMILIES = {name: FAMILY_TITLES[entry.family] for name, entry in BLOCKS.items()}
+OTHER_STYLE, OTHER_FAMILY = Style(GREY, "8", ":"), "Others"
 # Variants of one block share its colour; the second has the second line and marker, and so on.
 LINES: tuple[Line, ...] = ("-", "--", ":", "-.")
 MARKERS = "vs^D"
 # The block that this package is about stands out.
 EMPHASIS = "poly_nl"
+# Of more curves, each family has charts of its own.
+MOST_TOGETHER = 8
+# Longer lines of a label are broken.
+LABEL_LETTERS = 18
 
 
 @dataclass(frozen=True)
 class Series:
-    """An entry of a legend."""
+    """What a curve is of, and how it looks."""
 
     label: str
     style: Style
     emphasis: bool = False
-    exponent: float | None = None
-    """k of time ∝ positions^k."""
+    family: str = ""
+    """The group it is shown with; what all are compared with has none and is shown with every group."""
+
+    @property
+    def lines(self) -> list[str]:
+        """The label for a narrow margin: its name, options and place below each other.
+
+        >>> Series("Poly-NL (reduction=4) at res3", STYLES["poly_nl"]).lines
+        ['Poly-NL', 'reduction=4', 'at res3']
+        """
+        parts = re.split(r" \(|, |\)? (?=at )", self.label.removesuffix(")"))
+        return [line for part in parts for line in textwrap.wrap(part, LABEL_LETTERS)]
 
 
 @dataclass(frozen=True)
@@ -41,6 +58,10 @@ class Curve:
     bars: bool = False
     """Draw the ranges as bars, not as a band."""
     joined: bool = True
+    exponent: float | None = None
+    """k of time ∝ positions^k."""
+    faint: bool = False
+    """Of another group: only there for comparison."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +75,38 @@ class Chart:
     log: tuple[bool, bool] = (False, False)
     x_ticks: Sequence[float] = ()
     level: float | None = None
-    missing: Sequence[tuple[float, Style]] = ()
+    missing: Sequence[tuple[float, Series]] = ()
+
+    def only(self, shown: Sequence[Series]) -> Chart:
+        """The chart with all other curves faint."""
+        curves = [replace(curve, faint=curve.series not in shown) for curve in self.curves]
+        return replace(self, curves=curves, missing=[place for place in self.missing if place[1] in shown])
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Charts that share a legend."""
+    """Charts of the same series; `legend` lists them."""
 
     title: str
     charts: Sequence[Chart]
     legend: Sequence[Series]
     notes: Sequence[str] = ()
+
+    def groups(self) -> list[Figure]:
+        """The figure itself; with many curves, a figure per family in which those of the others are faint.
+
+        Each group also has the curves without a family and the one that stands out, for comparison.
+        """
+        found = {series.family for series in self.legend} - {""}
+        order = dict.fromkeys([*FAMILY_TITLES.values(), *sorted(found)])
+        families = [family for family in order if family in found]
+        if len(self.legend) <= MOST_TOGETHER or len(families) < 2:
+            return [self]
+        groups = []
+        for family in families:
+            shown = [s for s in self.legend if s.family in ("", family) or s.emphasis]
+            groups.append(Figure(family, [chart.only(shown) for chart in self.charts], shown))
+        return groups
 
 
 def training_curves(study: Study) -> Figure:
@@ -120,14 +162,14 @@ def accuracy_and_cost(study: Study) -> Figure | None:
     """
     score = study.task_class.best_by
     heading, plain = study.scores().get(score), study.plain()
-    if heading is None or plain is None or plain.costs is None:
+    if heading is None or plain is None or plain.costs is None or plain.costs.forward_seconds is None:
         return None
     charts = []
     for cost, step in (("forward_seconds", "forward pass"), ("training_seconds", "training step")):
         curves = []
         for variant, series in _series(study):
             values = variant.last(score)
-            if values and variant.costs is not None:
+            if values and variant.costs is not None and getattr(variant.costs, cost) is not None:
                 x = getattr(variant.costs, cost) / getattr(plain.costs, cost)
                 point, ends = (x, statistics.mean(values)), (min(values), max(values))
                 if study.evidence is not None and study.evidence.seeds(variant.label):
@@ -148,7 +190,8 @@ def _series(study: Study) -> Iterator[tuple[Variant, Series]]:
         again = seen[block] = seen.get(block, -1) + 1
         if again:
             style = Style(style.colour, MARKERS[(again - 1) % len(MARKERS)], LINES[again % len(LINES)])
-        yield variant, Series(variant.label, style, variant.row == EMPHASIS)
+        family = "" if block == NO_BLOCK else FAMILIES.get(block, OTHER_FAMILY)
+        yield variant, Series(variant.label, style, variant.row == EMPHASIS, family)
 
 
 # In the order of the paper's Figure 2.
@@ -156,18 +199,16 @@ PANELS: tuple[tuple[Quantity, Axis], ...] = ((TIME, "channels"), (TIME, "positio
 
 
 def efficiency(
-    results: Results, step: Step, styles: Mapping[str, Style], *, absolute: bool = False
+    results: Results, step: Step, looks: Mapping[str, tuple[Style, str]], *, absolute: bool = False
 ) -> Figure | None:
-    """Time and memory of each layer, divided by those of the reference or absolute with quartiles."""
-    legend = {
-        method: Series(
-            results.label(method),
-            styles.get(method, OTHER_STYLE),
-            method == EMPHASIS,
-            results.exponent(method, "positions", step),
-        )
-        for method in results.methods
-    }
+    """Time and memory of each layer, divided by those of the reference or absolute with quartiles.
+
+    `looks` has the style and the family of each layer.
+    """
+    legend = {}
+    for method in results.methods:
+        style, family = looks.get(method, (OTHER_STYLE, OTHER_FAMILY))
+        legend[method] = Series(results.label(method), style, method == EMPHASIS, family)
     charts = [_sweep_chart(results, *panel, step, legend, absolute) for panel in PANELS]
     # A chart of files stays in its place even if nothing was measured.
     kept = [chart for chart in charts if absolute or chart.curves]
@@ -190,9 +231,11 @@ def _sweep_chart(
                 if absolute and quantity is TIME and m.quartiles:
                     ends.append((1e3 * m.quartiles[0], 1e3 * m.quartiles[1]))
             elif value is None and m.skipped:
-                missing.append((x, series.style))
+                missing.append((x, series))
         if values:
-            curves.append(Curve(series, values, ends, bars=True))
+            growth = quantity is TIME and axis == "positions"
+            exponent = results.exponent(method, axis, step) if growth else None
+            curves.append(Curve(series, values, ends, bars=True, exponent=exponent))
     return Chart(
         f"{quantity.name.capitalize()} against {axis}, {results.place(axis)}",
         AXIS_TITLES[axis],

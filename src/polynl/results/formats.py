@@ -10,6 +10,7 @@ from dataclasses import dataclass
 NOT_MEASURED = "–"
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+COUNT_UNITS = ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k"), (1.0, ""))
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,15 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def digits(value: float) -> str:
+    """A positive number with three digits, or all of those before the decimal point.
+
+    >>> digits(0.04321), digits(7.125), digits(1234.5)
+    ('0.0432', '7.12', '1234')
+    """
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
 def duration(seconds: float) -> str:
     """Seconds with three digits in a unit that suits them, or minutes and hours.
 
@@ -49,8 +59,22 @@ def duration(seconds: float) -> str:
         minutes, hours = whole // 60, whole // 3600
         return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min {whole % 60} s"
     size, unit = next((entry for entry in TIME_UNITS if seconds >= entry[0]), TIME_UNITS[-1])
-    value = seconds / size
-    return f"{value:.{max(0, 3 - len(str(int(value))))}f} {unit}"
+    return f"{_three_digits(seconds / size)} {unit}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.{max(0, 3 - len(str(int(value))))}f}"
+
+
+def large_count(count: float) -> str:
+    """A number of parameters or operations with three digits, in a unit that suits it.
+
+    >>> large_count(23_516_228), large_count(4_111_514_624), large_count(52_900), large_count(96)
+    ('23.5 M', '4.11 G', '52.9 k', '96')
+    """
+    # Numbers that round to a thousand of a unit are one of the next.
+    size, unit = next((entry for entry in COUNT_UNITS if count >= 0.9995 * entry[0]), COUNT_UNITS[-1])
+    return f"{count:.0f}" if size == 1 else f"{_three_digits(count / size)}{unit}"
 
 
 def byte_size(count: float) -> str:
@@ -101,10 +125,17 @@ def signed(difference: Interval | None) -> str:
     """
     if difference is None:
         return NOT_MEASURED
-    value, low, high = (
-        f"{part:+.1f}".replace("-", "−") for part in (difference.value, difference.low, difference.high)
-    )
+    value, low, high = map(points, (difference.value, difference.low, difference.high))
     return f"{value} ({low} to {high})"
+
+
+def points(difference: float) -> str:
+    """A difference of scores, with its sign.
+
+    >>> points(2.13), points(-0.4)
+    ('+2.1', '−0.4')
+    """
+    return f"{difference:+.1f}".replace("-", "−")
 
 
 def number(value: float) -> str:

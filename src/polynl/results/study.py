@@ -18,11 +18,13 @@ from polynl.errors import SettingsError
 from polynl.files import read_json, write_atomically
 from polynl.results.evidence import Evidence, comparable, load_outcomes
 from polynl.results.formats import Interval, plural
-from polynl.tasks.base import Task
+from polynl.tasks.base import PaperTable, Task
 from polynl.tasks.outcomes import OUTCOMES, Outcomes
 from polynl.tasks.registry import task_class
 
 LABELS = {NO_BLOCK: NO_BLOCK_LABEL} | {name: entry.label for name, entry in BLOCKS.items()}
+# Softmax attention is known by a name of its own.
+LABELS["non_local(mode=embedded_gaussian, scale=inner)"] = "Non-local, softmax"
 # What all others are compared with: the network without a block, and the paper's block.
 BASES = (NO_BLOCK, "poly_nl")
 # A row's name leaves out this placement.
@@ -55,10 +57,10 @@ def row_label(row: str) -> str:
     >>> row_label("poly_nl(reduction=4)@res3")
     'Poly-NL (reduction=4) at res3'
     """
-    block, _, placement = row.rpartition("@") if "@" in row else (row, "", "")
-    block, _, options = block.partition("(")
-    label = LABELS.get(block, block)
-    label = f"{label} ({options}" if options else label
+    name, _, placement = row.rpartition("@") if "@" in row else (row, "", "")
+    block, _, options = name.partition("(")
+    given = f" ({options}" if options else ""
+    label = LABELS.get(name, LABELS.get(block, block) + given)
     return f"{label} at {placement}" if placement else label
 
 
@@ -134,12 +136,12 @@ def epoch_rows(rows: Any) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Costs:
-    """The costs of one network; times are medians over a batch."""
+    """The costs of one network; times are medians over a batch, None if they were not measured."""
 
     parameters: float
     multiply_adds: float
-    forward_seconds: float
-    training_seconds: float
+    forward_seconds: float | None = None
+    training_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -200,6 +202,8 @@ class Study:
     folders: Sequence[Path] = ()
     quick: bool = False
     """Whether it was made by `polynl reproduce --quick`."""
+    unequal: Sequence[str] = ()
+    """Keys of the recipes, beside the block and the seed, that the variants differ in."""
 
     @property
     def task_class(self) -> type[Task]:
@@ -210,6 +214,21 @@ class Study:
     def note(self) -> str:
         """A warning to the reader, or nothing."""
         return QUICK_NOTE if self.quick else ""
+
+    @property
+    def about(self) -> str:
+        """What the images are, what a network is to say of them, and on how many it was scored."""
+        first = next((seeds for seeds in self._outcomes.values() if seeds), None)
+        parts = [self.task_class.about_images(self.variants[0].recipe["data"]["source"])]
+        if first is not None and not self.different_images:
+            parts.append(f"Scored on {self.task_class.counted(next(iter(first.values())))}.")
+        return " ".join(filter(None, parts))
+
+    @cached_property
+    def paper(self) -> PaperTable | None:
+        """The paper's table, if these networks were trained and scored on its data."""
+        table, images = self.task_class.paper, None if self.evidence is None else self.evidence.images
+        return table if table is not None and table.covers(self.variants[0].recipe, images) else None
 
     def scores(self) -> dict[str, str]:
         """The scores of the task that were computed, with their headings."""
@@ -263,7 +282,6 @@ class Study:
 
     def _outcome(self, variant: Variant) -> dict[str, Any]:
         assert variant.costs is not None, "only `polynl reproduce` saves studies, and it measures costs"
-        paper = self.task_class.paper
         return {
             "block": variant.block,
             "options": variant.recipe["model"]["options"],
@@ -272,7 +290,7 @@ class Study:
             "intervals": self._intervals(variant),
             "minutes": variant.seconds / 60,
             **asdict(variant.costs),
-            "paper": {} if paper is None else paper.figures(variant.row),
+            "paper": {} if self.paper is None else self.paper.figures(variant.row),
             "folders": {str(training.seed): training.folder.name for training in variant.trainings},
             "epochs": {str(training.seed): list(training.rows) for training in variant.trainings},
         }
@@ -330,18 +348,34 @@ def _load_variant(folder: Path, outcome: Mapping[str, Any], recipe: Mapping[str,
     ]
     if not trainings or not all(training.rows for training in trainings):
         raise ValueError(f"a training of {block} has no epoch")
-    costs = {field.name: float(outcome[field.name]) for field in fields(Costs)}
+    # Without timings, the times are null.
+    optional = {field.name for field in fields(Costs) if field.default is None}
+    given = {field.name: outcome[field.name] for field in fields(Costs)}
+    costs = {name: float(value) for name, value in given.items() if value is not None or name not in optional}
     if not all(0 < cost < math.inf for cost in costs.values()):
         raise ValueError(f"costs of {block}: {costs}")
     return variant_of(trainings, Costs(**costs))
 
 
+def network_name(arch: str) -> str:
+    """The name of a network as papers write it.
+
+    >>> network_name("small_resnet"), network_name("resnet50"), network_name("resnext101_32x8d")
+    ('small ResNet', 'ResNet-50', 'ResNeXt-101 32x8d')
+    >>> network_name("wide_resnet50_2")
+    'Wide ResNet-50-2'
+    >>> network_name("timm/convnext_tiny")
+    "timm's convnext_tiny"
+    """
+    arch = arch.replace("/", "'s ", 1)
+    name = re.sub(r"resnet(\d+)", r"ResNet-\1", re.sub(r"resnext(\d+)_", r"ResNeXt-\1 ", arch))
+    return re.sub(r"^wide_(.*)_", r"Wide \1-", name.replace("small_resnet", "small ResNet"))
+
+
 def study_title(recipes: Sequence[Mapping[str, Any]]) -> str:
     """The network, the data and the number of epochs."""
-    model, data = recipes[0]["model"], recipes[0]["data"]
-    name = model["arch"]
-    arch = "small ResNet" if name == "small_resnet" else re.sub(r"^resnet(\d+)$", r"ResNet-\1", name)
-    network = task_class(recipes[0]["task"]).network.format(arch=arch)
+    data = recipes[0]["data"]
+    network = task_class(recipes[0]["task"]).network.format(arch=network_name(recipes[0]["model"]["arch"]))
     images = Path(data["root"]).name if data.get("root") else str(data["source"])
     epochs = sorted({recipe["epochs"] for recipe in recipes})
     noun = "epoch" if epochs == [1] else "epochs"

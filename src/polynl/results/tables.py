@@ -14,6 +14,7 @@ from rich.table import Table as RichTable
 from polynl.blocks.registry import NO_BLOCK
 from polynl.results.benchmark import (
     AXIS_TITLES,
+    BUSY,
     MEMORY,
     NO_RATIOS,
     STEP_TITLES,
@@ -27,9 +28,19 @@ from polynl.results.benchmark import (
     Results,
     Step,
 )
-from polynl.results.formats import NOT_MEASURED, duration, if_measured, mean_and_spread, plural, ratio, signed
+from polynl.results.formats import (
+    NOT_MEASURED,
+    duration,
+    if_measured,
+    large_count,
+    mean_and_spread,
+    plural,
+    points,
+    ratio,
+    signed,
+)
 from polynl.results.study import Origin, Study, Variant, row_label
-from polynl.tasks.base import Task
+from polynl.tasks.base import PaperTable, Task
 
 
 @dataclass(frozen=True)
@@ -73,8 +84,12 @@ class Table:
         return [[self.corner, *headings], *([row.label, *row.cells] for row in self.rows)]
 
 
-def as_rich(table: Table) -> RichTable:
-    """For the terminal."""
+# Cells of at most this many characters are not wrapped if there is room.
+SHORT = 22
+
+
+def as_rich(table: Table, width: int) -> RichTable:
+    """For a terminal with this many columns."""
     shown = RichTable(
         title=table.title and escape(table.title),
         title_justify="left",
@@ -83,11 +98,16 @@ def as_rich(table: Table) -> RichTable:
         collapse_padding=True,
     )
     lines = table.lines()
-    for number, cells in enumerate(zip(*lines, strict=True)):
-        # Short cells stay on one line, so that a narrow terminal wraps the labels instead.
-        short = max(map(len, cells)) <= 22
+    columns = list(zip(*lines, strict=True))
+    longest = [max(map(len, cells)) for cells in columns]
+    # Short cells stay on one line, so that a narrow terminal wraps the labels instead. Where even that does
+    # not fit, rich would cut digits off.
+    short = [length <= SHORT for length in longest]
+    if sum(length for length in longest if length <= SHORT) + 2 * len(columns) > width:
+        short = [False] * len(columns)
+    for number, cells in enumerate(columns):
         align: Literal["left", "right"] = "left" if number == 0 else "right"
-        shown.add_column(escape(cells[0]), justify=align, no_wrap=short, overflow="fold")
+        shown.add_column(escape(cells[0]), justify=align, no_wrap=short[number], overflow="fold")
     for line in lines[1:]:
         shown.add_row(*map(escape, line))
     return shown
@@ -123,16 +143,18 @@ class _Part:
 
 
 def accuracy_table(study: Study, *, compact: bool = False) -> Table:
-    """The scores of a study next to those of the paper, which also has faint rows for what was not run.
+    """The scores of a study; on the paper's data next to the paper's, with faint rows for what was not run.
 
     A compact table, for terminals, has no gains, the paper's scores in one column, and no faint rows.
     """
     task, labels = study.task_class, {v.label: v.row for v in study.variants}
     absent: dict[str, str] = {}
-    if task.paper is not None and not compact:
-        absent = {row_label(row): row for row in task.paper.rows if row not in labels.values()}
+    if study.paper is not None and not compact:
+        absent = {row_label(row): row for row in study.paper.rows if row not in labels.values()}
     here, cost = _our_scores(study, compact=compact), _costs(study, compact=compact)
-    paper = [_paper_scores(task, labels | absent, compact=compact)] if task.paper is not None else []
+    paper = (
+        [] if study.paper is None else [_paper_scores(task, study.paper, labels | absent, compact=compact)]
+    )
     parts = [here, cost, *paper] if compact else [here, *paper, cost]
     rows = [
         Row(label, [cell for part in parts for cell in part.row(label)], faint=label in absent)
@@ -166,10 +188,8 @@ def _score_text(study: Study, variant: Variant, score: str, compact: bool) -> st
     return f"{text} ({interval.low:.1f} to {interval.high:.1f})"
 
 
-def _paper_scores(task: type[Task], labels: Mapping[str, str], *, compact: bool) -> _Part:
+def _paper_scores(task: type[Task], paper: PaperTable, labels: Mapping[str, str], *, compact: bool) -> _Part:
     """The paper's scores with as many digits as it prints; `labels` are those of the rows."""
-    paper = task.paper
-    assert paper is not None
     gains = _gains({row: [paper.figures(row)[task.best_by]] for row in paper.rows}, NO_BLOCK)
     cells = {}
     for label, row in labels.items():
@@ -185,7 +205,7 @@ def _gains(values: Mapping[str, Sequence[float]], base: str | None) -> dict[str,
     means = {name: statistics.mean(found) for name, found in values.items() if found}
     gains = dict.fromkeys(values, NOT_MEASURED)
     if base in means:
-        gains |= {name: f"{mean - means[base]:+.1f}".replace("-", "−") for name, mean in means.items()}
+        gains |= {name: points(mean - means[base]) for name, mean in means.items()}
         gains[base] = ""
     return gains
 
@@ -198,26 +218,66 @@ def _costs(study: Study, *, compact: bool) -> _Part:
         return _Part(Columns("cost", ["training"]), {v.label: [duration(v.seconds)] for v in study.variants})
     cells = {
         v.label: [
-            f"{v.costs.parameters / 1e3:.1f} k",
-            f"{v.costs.multiply_adds / 1e6:.2f} M",
-            f"{v.costs.forward_seconds / base.forward_seconds:.2f}×",
-            f"{v.costs.training_seconds / base.training_seconds:.2f}×",
+            large_count(v.costs.parameters),
+            large_count(v.costs.multiply_adds),
+            _slower(v.costs.forward_seconds, base.forward_seconds),
+            _slower(v.costs.training_seconds, base.training_seconds),
         ]
         for v in study.variants
         if v.costs is not None
     }
     names = ["params", "MACs", "forward", "step"]
     long = ["parameters", "multiply-adds", "forward", "training step"]
-    return _Part(Columns("cost", names if compact else long), cells)
+    shown = slice(2 if base.forward_seconds is None else None)
+    return _Part(
+        Columns("cost", (names if compact else long)[shown]),
+        {label: row[shown] for label, row in cells.items()},
+    )
+
+
+def _slower(seconds: float | None, base: float | None) -> str:
+    return NOT_MEASURED if seconds is None or base is None else f"{seconds / base:.2f}×"
 
 
 # Layers
 
 
 def layer_tables(results: Results) -> list[Table]:
-    """Time against channels, then time and peak memory against positions, for both steps."""
+    """Time against channels, then time and peak memory against positions, for both steps; or of shapes."""
+    if results.shapes():
+        return shape_tables(results)
     wanted: list[tuple[Quantity, Axis]] = [(TIME, "channels"), (TIME, "positions"), (MEMORY, "positions")]
     return [_layer_table(results, quantity, axis, step) for step in STEPS for quantity, axis in wanted]
+
+
+def shape_tables(results: Results) -> list[Table]:
+    """Time and peak memory of maps of every chosen shape, for both steps."""
+    points = [Point.of(step, shape) for shape in results.shapes() for step in STEPS]
+    return [_shape_table(results, point) for point in points if results.at(results.reference, point)]
+
+
+def _shape_table(results: Results, point: Point) -> Table:
+    """A row per layer: the values, and those divided by the reference's."""
+    rows = []
+    for method in results.methods:
+        m, cells = results.at(method, point), [NOT_MEASURED] * 5
+        if m is not None:
+            time, memory = ([q.text(m), _divided(results, m, q) or NOT_MEASURED] for q in (TIME, MEMORY))
+            cells = [*time, if_measured(m.spread, "{:.0%}".format), *memory]
+        rows.append([results.label(method), *cells])
+    size = "×".join(map(str, (point.batch, point.channels, *point.spatial)))
+    title = f"{STEP_TITLES[point.step].capitalize()}, maps of {size}"
+    shown = f"÷: divided by the {results.label(results.reference)}" if results.has_ratios else NO_RATIOS
+    headings = ["layer", "median time", "÷", "spread", MEMORY.heading, "÷"]
+    return Table.flat(f"{title}; {shown}", headings, rows)
+
+
+def _divided(results: Results, m: Measurement, quantity: Quantity) -> str:
+    """The ratio to the reference, or that the machine was busy; empty if there is neither."""
+    if results.has_ratios and results.disturbed(m, quantity):
+        return BUSY
+    found = results.ratio(m, quantity)
+    return "" if found is None else ratio(found)
 
 
 def _layer_table(results: Results, quantity: Quantity, axis: Axis, step: Step) -> Table:
@@ -229,9 +289,8 @@ def _layer_table(results: Results, quantity: Quantity, axis: Axis, step: Step) -
         row = [results.label(method)]
         for point in points:
             m = results.at(method, point)
-            divided = None if m is None or method == results.reference else results.ratio(m, quantity)
-            text = NOT_MEASURED if m is None else quantity.text(m)
-            row.append(text if divided is None else ratio(divided))
+            divided = "" if m is None or method == results.reference else _divided(results, m, quantity)
+            row.append(divided or (NOT_MEASURED if m is None else quantity.text(m)))
         if quantity is TIME:
             found = results.along(points, method)
             spread = max((m.spread for m in found if m.spread is not None), default=None)
@@ -248,7 +307,9 @@ def ratio_table(results: Results, axis: Axis) -> Table:
     quantities = {q.heading: q for q in (TIME, MEMORY) if q is TIME or axis == "positions"}
     shown = f"divided by the {results.label(results.reference)}" if results.has_ratios else NO_RATIOS
     title = f"Against {axis}, {results.place(axis)}: {shown}"
-    return _sweep_table(results, axis, title, quantities, lambda q, m: ratio(results.ratio(m, q)))
+    return _sweep_table(
+        results, axis, title, quantities, lambda q, m: _divided(results, m, q) or NOT_MEASURED
+    )
 
 
 def absolute_table(results: Results, axis: Axis) -> Table:
@@ -300,14 +361,14 @@ def network_table(results: Results) -> Table:
     rows = []
     for method, known in results.methods.items():
         cells = [
-            f"{known[name] / scale:.2f} {unit} ({known[name] / base[name]:.2f})"
-            for name, scale, unit in (("parameters", 1e6, "M"), ("multiply_adds", 1e9, "G"))
+            f"{large_count(known[name])} ({known[name] / base[name]:.2f})"
+            for name in ("parameters", "multiply_adds")
         ]
         for point, quantity in measured.values():
             m = results.at(method, point)
-            divided = None if m is None else results.ratio(m, quantity)
             text = NOT_MEASURED if m is None else quantity.text(m)
-            cells.append(text if divided is None else f"{text} ({divided:.2f})")
+            divided = "" if m is None else _divided(results, m, quantity)
+            cells.append(f"{text} ({divided})" if divided else text)
         rows.append([known["label"], *cells])
     size = f"{side}×{side}, {s['dtype']}, median of {plural(s['runs'], 'run')}"
     title = f"{results.label(results.reference)} at {size}; in brackets, divided by the plain network"

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 
+from polynl.errors import shortened
 from polynl.results.block_figures import idle_blocks
 from polynl.results.evidence import REPLICATES, Evidence
-from polynl.results.formats import NOT_MEASURED, Interval, signed
+from polynl.results.formats import NOT_MEASURED, Interval, points, signed
 from polynl.results.study import BASES, Study, Variant
 from polynl.results.tables import Columns, Row, Table
 
 
 def evidence_tables(study: Study) -> list[Table]:
-    """For every score shown after each epoch: its interval, and the differences to both bases."""
-    if study.evidence is None:
+    """For every score shown after each epoch: its interval, and the differences to both bases.
+
+    A single variant has nothing to differ from.
+    """
+    if study.evidence is None or len(study.variants) < 2:
         return []
     wanted = [score for score in study.task_class.headline if score in study.evidence.scores()]
     return [_evidence_table(study, study.evidence, score) for score in wanted]
@@ -43,6 +48,58 @@ def _against(study: Study, variant: Variant, base: Variant, score: str) -> str:
 def _bases(study: Study) -> list[Variant]:
     first = {variant.row: variant for variant in reversed(study.variants)}
     return [first[row] for row in BASES if row in first]
+
+
+def conclusion(study: Study) -> str:
+    """What a reader takes away, in a sentence: which blocks change the main score, beyond noise."""
+    score, plain = study.task_class.best_by, study.plain()
+    heading = study.task_class.scores[score]
+    scored = [variant for variant in study.variants if variant.last(score)]
+    if study.note or not scored:
+        return study.note or f"There is no {heading} yet."
+    best = max(scored, key=lambda variant: statistics.mean(variant.last(score)))
+    leading = (
+        f"{best.label} has the highest {heading}" if len(scored) > 1 else f"Only {best.label} was scored"
+    )
+    others = [variant for variant in scored if variant is not plain]
+    if plain not in scored or not others:
+        return f"{leading}: to see what a block changes, train the network without and with it."
+    found = [(v.label, d) for v in others if plain and (d := study.difference(v, plain, score)) is not None]
+    if len(found) < len(others):
+        return f"{leading}, but whether that is chance is open: there are no outcomes of images to tell from."
+    return _changes(heading, found) + _caveat(study)
+
+
+def _changes(heading: str, found: Sequence[tuple[str, Interval]]) -> str:
+    """Which differences to the network without a block are more than noise."""
+    ranked = sorted(found, key=lambda pair: abs(pair[1].value), reverse=True)
+    groups = {
+        "higher": [pair for pair in ranked if pair[1].low > 0],
+        "lower": [pair for pair in ranked if pair[1].high < 0],
+        "within noise": [pair for pair in ranked if not pair[1].beyond_chance],
+    }
+    label, largest = ranked[0]
+    if len(ranked) == 1:
+        word = next(word for word, pairs in groups.items() if pairs)
+        verdict = "is within noise of that" if word == "within noise" else f"is {word} than"
+        return f"{heading} with {label} {verdict} without a block: {signed(largest)}."
+    if len(groups["within noise"]) == len(ranked):
+        most = f"the largest difference, of {label}, is {signed(largest)}"
+        return f"No block changes {heading} beyond noise; {most}."
+    said = [f"{word} with {_listed(pairs)}" for word, pairs in groups.items() if pairs]
+    return f"Compared with no block, {heading} is {'; '.join(said)}."
+
+
+def _listed(pairs: Sequence[tuple[str, Interval]]) -> str:
+    texts = [f"{label} ({points(difference.value)})" for label, difference in pairs]
+    return " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
+
+
+def _caveat(study: Study) -> str:
+    """What a difference may be due to other than the block."""
+    seeds = [study.evidence.seeds(variant.label) for variant in study.variants if study.evidence]
+    said = " With one seed, how much trainings differ is not counted as noise." if 1 in seeds else ""
+    return said + (f" The trainings also differ in {shortened(study.unequal)}." if study.unequal else "")
 
 
 def verdicts(study: Study) -> list[str]:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torchvision.transforms.v2 import Identity, Transform
 
 from polynl.data.config import Split
 from polynl.data.images import Unreadable, UnreadableImageError
-from polynl.tasks.config import TaskConfig
+from polynl.tasks.config import SourceConfig, TaskConfig
 from polynl.tasks.detections import Detections
 from polynl.tasks.outcomes import Array, Outcomes
 
@@ -76,8 +76,18 @@ class PaperTable:
     """The scores of a row, in its order, by their names in polynl."""
     rows: Mapping[str, tuple[float, ...]]
     """By block, or by block@placement if the placement is not res4."""
+    source: str
+    """The data source of its recipe."""
+    images: int
+    """The number of images that it is scored on."""
+    arch: str = "resnet50"
     digits: int = 2
     """Decimals in the paper."""
+
+    def covers(self, recipe: Mapping[str, Any], images: int | None) -> bool:
+        """Whether a training with this recipe, scored on so many images, can be compared with it."""
+        trained = recipe["model"]["arch"], recipe["data"]["source"], images
+        return trained == (self.arch, self.source, self.images)
 
     def figures(self, row: str) -> dict[str, float]:
         """A row's figures by score; empty if the paper has no such row."""
@@ -104,6 +114,8 @@ class Task(ABC):
     """The model's name in titles; `{arch}` stands for the network that blocks go into."""
     paper: ClassVar[PaperTable | None] = None
     """The paper's table, if it has one for this task."""
+    hub_task: ClassVar[str] = "image-classification"
+    """What the Hugging Face Hub calls it."""
     extra: ClassVar[str] = "train"
     """The extra of polynl that installs what the task imports."""
 
@@ -117,6 +129,21 @@ class Task(ABC):
         if split not in self._loaded:
             self._loaded[split] = self._data.load(split)
         return self._loaded[split]
+
+    @classmethod
+    def about_images(cls, source: str) -> str:
+        """What the images of a data source show, and what a network is to say of them."""
+        data = cls.config.model_fields["data"].annotation
+        kinds = [k for k in get_args(data) or (data,) if isinstance(k, type) and issubclass(k, SourceConfig)]
+        return next(
+            (kind.about for kind in kinds if get_args(kind.model_fields["source"].annotation) == (source,)),
+            "",
+        )
+
+    @classmethod
+    def counted(cls, outcomes: Outcomes) -> str:
+        """How many images were scored, in words."""
+        return f"{len(outcomes):,} images"
 
     @classmethod
     def pretrained_labels(cls) -> dict[int, str] | None:
@@ -145,6 +172,10 @@ class Task(ABC):
 
         Without `training`, check only the data that scoring needs.
         """
+
+    def notes(self) -> list[str]:
+        """What a new run says at its start: choices that were made for the user."""
+        return []
 
     def train_set(self) -> Images:
         """The training images; augmentation draws from torch's global generator."""
@@ -187,6 +218,7 @@ class DetectionTask(Task):
     form of the task's metric.
     """
 
+    hub_task = "object-detection"
     detections_are: Literal["file", "folder"] = "file"
     """What `write_detections` writes and `read_detections` reads."""
 

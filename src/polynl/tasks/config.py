@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from polynl.config import NEUTRAL, Config, Probability
 from polynl.data.config import Split
 from polynl.errors import SettingsError, near_matches
-from polynl.models.resnet import ResNetConfig
+from polynl.models.resnet import NetworkConfig
 
 
 class SourceConfig(Config):
@@ -18,6 +18,8 @@ class SourceConfig(Config):
 
     source: str
     """Where images come from: files of this kind, or scenes, which are drawn when the run starts."""
+    about: ClassVar[str] = ""
+    """What the images show, and what a network is to say of them; reports quote it."""
 
 
 class FromScenes(SourceConfig):
@@ -86,5 +88,5 @@ class TaskConfig(Config):
 
     task: str
     """Task to train."""
-    model: ResNetConfig
+    model: NetworkConfig
     data: Any

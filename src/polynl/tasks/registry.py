@@ -12,6 +12,7 @@ from polynl.tasks.base import Task
 TASKS: dict[str, str] = {
     "classification": "polynl.tasks.classification.task:Classification",
     "instance_segmentation": "polynl.tasks.instance_segmentation.task:InstanceSegmentation",
+    "object_detection": "polynl.tasks.object_detection.task:ObjectDetection",
     "face_detection": "polynl.tasks.face_detection.task:FaceDetection",
 }
 

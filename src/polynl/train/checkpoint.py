@@ -6,8 +6,9 @@ import io
 import os
 import pickle
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import save as safetensors_bytes
@@ -15,11 +16,14 @@ from torch import Tensor
 
 from polynl.errors import SettingsError
 from polynl.files import write_atomically
+from polynl.models.about import ENTRY, About
 from polynl.models.weights import damaged_entry, not_finite
 
 FORMAT = "polynl training checkpoint 1"
 LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
 LAST_WEIGHTS, BEST_WEIGHTS = "last.safetensors", "best.safetensors"
+# In a folder of `save_pretrained`, and on the Hub.
+SHARED_WEIGHTS = "model.safetensors"
 # What the training loop saves, besides the format.
 CONTENT: dict[str, type] = {
     "images": int,
@@ -42,17 +46,25 @@ class CheckpointError(SettingsError):
     """A file that is damaged or not a checkpoint."""
 
 
-def save_checkpoint(folder: Path, state: dict[str, Any], *, best: bool = False) -> None:
-    """Write `last.pt` and keep its predecessor as `previous.pt`; with `best`, write `best.pt` too."""
+def save_checkpoint(
+    folder: Path, state: dict[str, Any], *, best: bool = False, keep: Literal["all", "last"] = "all"
+) -> None:
+    """Write `last.pt` and keep its predecessor as `previous.pt`; with `best`, write `best.pt` too.
+
+    With `keep="last"`, there is only `last.pt`: others of the run are deleted once it is written.
+    """
+    others = keep == "all"
     content = io.BytesIO()
     torch.save({"format": FORMAT, **state}, content)
     # Before last.pt: a run killed in between resumes from the old one and writes best.pt again.
-    if best:
+    if best and others:
         write_atomically(folder / BEST, content.getbuffer())
     write_atomically(folder / FRESH, content.getbuffer())
-    if (folder / LAST).exists():
+    if others and (folder / LAST).exists():
         os.replace(folder / LAST, folder / PREVIOUS)
     os.replace(folder / FRESH, folder / LAST)
+    for name in () if others else (PREVIOUS, BEST):
+        (folder / name).unlink(missing_ok=True)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
@@ -120,7 +132,8 @@ def set_aside_damaged(folder: Path) -> None:
     os.replace(folder / LAST, folder / DAMAGED)
 
 
-def export_weights(path: Path, weights: dict[str, Tensor]) -> None:
-    """Write the weights alone, as safetensors."""
+def export_weights(path: Path, weights: Mapping[str, Tensor], about: About) -> None:
+    """Write the weights alone, as safetensors, with what they are of in the metadata."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-    write_atomically(path, safetensors_bytes(plain))
+    # One entry: safetensors writes several in any order, and equal runs are to write equal files.
+    write_atomically(path, safetensors_bytes(plain, {ENTRY: about.to_json()}))

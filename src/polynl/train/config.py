@@ -128,6 +128,8 @@ class Recipe(TaskConfig):
     """Epochs between evaluations; the last epoch is always evaluated."""
     checkpoint_every: int = Field(500, gt=0, json_schema_extra=NEUTRAL)
     """Steps between checkpoints; one is also written after every epoch."""
+    keep_checkpoints: Literal["all", "last"] = Field("all", json_schema_extra=NEUTRAL)
+    """all: the last, the one before it and the best; last: only that. The best weights are always kept."""
 
     @field_validator("batch_per_process")
     @classmethod

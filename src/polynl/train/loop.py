@@ -19,9 +19,12 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from polynl.errors import RunStoppedError, SettingsError
+from polynl.models.about import ENTRY, About
 from polynl.results.block_figures import idle_blocks
+from polynl.results.formats import digits
 from polynl.tasks.base import Batch, Task
 from polynl.tasks.outcomes import OUTCOMES
+from polynl.train.about import about_run
 from polynl.train.block_figures import BlockWatch
 from polynl.train.checkpoint import (
     BEST_WEIGHTS,
@@ -47,7 +50,7 @@ from polynl.train.processes import (
     set_up_torch,
     to_device,
 )
-from polynl.train.progress import Display, Totals, epoch_line, summary
+from polynl.train.progress import Display, Totals, epoch_line, left_out_note, summary
 from polynl.train.run_folder import RunFolder
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -148,7 +151,15 @@ class Trainer:
                     set_aside_damaged(self._folder.path)
                 self._folder.start(self._recipe, self._processes, self._task.labels())
                 self._folder.write_metrics(self._rows)
+                for note in self._notes():
+                    self._display.say(note)
         self._wrapped = self._processes.wrap(self._model)
+
+    def _notes(self) -> list[str]:
+        """What a new run says at its start."""
+        if self._folder.resumed:
+            return []
+        return [*self._task.notes(), *left_out_note(len(self._data), self._batch)]
 
     def explained(self) -> AbstractContextManager[None]:
         """Within it, a failure of the machine is a message that says what is kept and how to continue."""
@@ -254,7 +265,7 @@ class Trainer:
             "images": totals.images,
             "skipped": totals.skipped + skipped,
             "seconds": round(totals.seconds, 3),
-            "images_per_second": round(totals.rate, 1),
+            "images_per_second": float(digits(totals.rate)),
         }
         self._rows.append(row)
         self._epoch, self._step, self._totals = self._epoch + 1, 0, Totals()
@@ -292,7 +303,7 @@ class Trainer:
             self._display.say(f"skipped: {reason}")
         loss, lr = sum(losses.values()), self._lr(self._done - 1)
         rate = self._totals.rate * self._processes.count
-        text = f"epoch {self._epoch + 1}  loss {loss:.4f}  lr {lr:.2g}  {rate:.0f} images/s"
+        text = f"epoch {self._epoch + 1}  loss {loss:.4f}  lr {lr:.2g}  {digits(rate)} images/s"
         self._display.step(self._done, text)
         figures = {"loss": loss, **losses, "lr": lr, "images_per_second": rate}
         self._log({f"train/{name}": value for name, value in figures.items()})
@@ -339,12 +350,14 @@ class Trainer:
     def _write(self, shares: Sequence[Mapping[str, Any]]) -> None:
         """Write everything else before last.pt, so that a run killed in between writes it again."""
         folder, weights = self._folder.path, self._model.state_dict()
+        about = about_run(self._recipe, self._task, self._model, self._rows)
         if self._best:
-            export_weights(folder / BEST_WEIGHTS, weights)
+            export_weights(folder / BEST_WEIGHTS, weights, about)
         if self._epoch == self._recipe.epochs:
-            export_weights(folder / LAST_WEIGHTS, weights)
+            export_weights(folder / LAST_WEIGHTS, weights, about)
             self._scorer.outcomes().save(folder / OUTCOMES)
         state = {
+            ENTRY: About(about.structure).to_json(),
             "images": len(self._data),
             "batch": self._batch,
             "epoch": self._epoch,
@@ -355,7 +368,7 @@ class Trainer:
             "scaler": self._scaler.state_dict(),
             "shares": shares,
         }
-        save_checkpoint(folder, state, best=self._best)
+        save_checkpoint(folder, state, best=self._best, keep=self._recipe.keep_checkpoints)
         self._note_kept()  # also if the next file cannot be written
         self._folder.write_metrics(self._rows)
 

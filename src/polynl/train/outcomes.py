@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from polynl.errors import SettingsError
 from polynl.results.evidence import load_outcomes
 from polynl.tasks.outcomes import OUTCOMES, Outcomes
 from polynl.tasks.registry import task_class
-from polynl.train.checkpoint import LAST_WEIGHTS
+from polynl.train.checkpoint import LAST_WEIGHTS, SHARED_WEIGHTS
+from polynl.train.config import Recipe
 from polynl.train.evaluation import evaluate, val_reader
 from polynl.train.failures import failures_explained
 from polynl.train.processes import join_processes, set_up_torch
@@ -23,24 +25,27 @@ from polynl.train.run_folder import RECIPE, find_trained
 
 @dataclass(frozen=True)
 class Scored:
-    """A network's task and its outcomes on the validation images."""
+    """A network's recipe and its outcomes on the validation images."""
 
-    task: str
+    recipe: Recipe
     outcomes: Outcomes
 
 
-def find_outcomes(path: Path, console: Console) -> Scored:
+def find_outcomes(path: Path, console: Console, keys: Sequence[str] = ()) -> Scored:
     """The outcomes of a run's last epoch, from its folder, or of a checkpoint, which is scored now.
 
-    A run of an older version has saved none: then its last weights are scored too.
+    So are the weights of a shared network, and the last weights of a run of an older version, which has saved
+    no outcomes. With `keys`, which override those of the recipe, all are.
     """
     if not path.exists():
         raise SettingsError(f"{path}: no such run or checkpoint.")
+    if (path / SHARED_WEIGHTS).is_file():
+        path = path / SHARED_WEIGHTS
     if path.is_dir() and not (path / RECIPE).is_file():
         raise SettingsError(f"{path} is not the folder of a run: it has no {RECIPE}.")
-    if (path / OUTCOMES).is_file():
-        task = load_recipe(path / RECIPE).task
-        return Scored(task, load_outcomes(path / OUTCOMES, task_class(task)))
+    if (path / OUTCOMES).is_file() and not keys:
+        recipe = load_recipe(path / RECIPE)
+        return Scored(recipe, load_outcomes(path / OUTCOMES, task_class(recipe.task)))
     weights = path / LAST_WEIGHTS if path.is_dir() else path
     if not weights.is_file():
         raise SettingsError(
@@ -48,12 +53,12 @@ def find_outcomes(path: Path, console: Console) -> Scored:
             "checkpoints."
         )
     console.print(escape(f"Scoring {weights} …"), highlight=False, soft_wrap=True)
-    return score_outcomes(weights)
+    return score_outcomes(weights, keys)
 
 
-def score_outcomes(checkpoint: Path) -> Scored:
-    """Score a checkpoint on the validation images of the recipe next to it."""
-    trained = find_trained(checkpoint)
+def score_outcomes(checkpoint: Path, keys: Sequence[str] = ()) -> Scored:
+    """Score a checkpoint on the validation images of its recipe, in which `keys` are overridden."""
+    trained = find_trained(checkpoint, keys=keys)
     recipe, task = trained.recipe, trained.task
     task.check(training=False)
     set_up_torch(recipe)
@@ -62,4 +67,4 @@ def score_outcomes(checkpoint: Path) -> Scored:
         reader = val_reader(task, recipe, processes)
         with failures_explained(recipe, processes, [reader]):
             evaluate(task, model, recipe, processes, reader=reader, scorer=scorer)
-    return Scored(recipe.task, scorer.outcomes())
+    return Scored(recipe, scorer.outcomes())

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from polynl.results.formats import duration, plural
+from polynl.results.formats import digits, duration, plural
 from polynl.train.processes import Processes
 
 
@@ -97,21 +97,33 @@ def epoch_line(row: Mapping[str, Any], epochs: int, scores: Sequence[str]) -> st
     """The figures of an epoch on one line."""
     parts = [f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}", f"loss {row['loss']:.4f}"]
     parts += [f"{name} {row[name]:.2f}" for name in scores]
-    parts += [f"lr {row['lr']:.2g}", f"{row['images_per_second']:.0f} images/s", duration(row["seconds"])]
+    parts += [f"lr {row['lr']:.2g}", f"{digits(row['images_per_second'])} images/s", duration(row["seconds"])]
     if row["skipped"]:
         parts.append(f"{plural(row['skipped'], 'unreadable image')} skipped")
     return "  ".join(parts)
 
 
+def left_out_note(images: int, batch: int) -> list[str]:
+    """A sentence about the images that do not fill a batch, if there are any.
+
+    >>> left_out_note(384, 32), left_out_note(400, 32)
+    ([], ['Every epoch trains on 384 of 400 images: 16, others each time, do not fill a batch of 32.'])
+    """
+    left_out = images % batch
+    used = f"{images - left_out:,} of {images:,} images"
+    text = f"Every epoch trains on {used}: {left_out}, others each time, do not fill a batch of {batch}."
+    return [text] if left_out else []
+
+
 def summary(rows: Sequence[Mapping[str, Any]], best_by: str) -> Table:
-    """A table of the best and the last epoch."""
+    """A table of the first, the best and the last epoch, which shows how far scores and blocks have moved."""
     scored = [row for row in rows if best_by in row]
-    best, last = max(scored, key=lambda row: row[best_by]), scored[-1]
+    first, best, last = scored[0], max(scored, key=lambda row: row[best_by]), scored[-1]
     trained = duration(sum(row["seconds"] for row in rows))
-    columns = [Column(), *(Column(heading, justify="right") for heading in ("best", "last"))]
+    columns = [Column(), *(Column(heading, justify="right") for heading in ("first", "best", "last"))]
     title = f"{plural(len(rows), 'epoch')} trained in {trained}"
     table = Table(*columns, title=title)
     for name in last:
         if name not in BOOKKEEPING:
-            table.add_row(name, *(f"{row[name]:.4g}" if name in row else "" for row in (best, last)))
+            table.add_row(name, *(f"{row[name]:.4g}" if name in row else "" for row in (first, best, last)))
     return table

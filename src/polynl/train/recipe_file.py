@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,7 +15,7 @@ from rich.table import Column, Table
 
 from polynl.blocks.registry import BLOCKS, NO_BLOCK
 from polynl.config import CHOICE, explained
-from polynl.errors import SettingsError, near_matches
+from polynl.errors import SettingsError, near_matches, shortened
 from polynl.train.config import Recipe, list_keys, recipe_class
 
 # Far beyond what recipes have.
@@ -28,16 +29,17 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), options: Sequen
     If the path does not exist, polynl's own recipes are searched for the name: `load_recipe("scenes")`.
     `options` are names of a command's options, suggested if an unknown key looks like one of them.
     """
-    content = _read_with_bases(find_recipe(path), ())
+    return parse_recipe(_read_with_bases(find_recipe(path), ()), str(path), options, overrides)
+
+
+def parse_recipe(
+    content: Any, name: str, options: Sequence[str] = (), overrides: Sequence[str] = ()
+) -> Recipe:
+    """Validate nested dicts as a recipe; `name` is what errors call them. See `load_recipe` for the rest."""
+    content = deepcopy(_mapping(content, name))
     # A change of source drops the keys of the previous one, so it is applied first.
     for key, value in sorted(_parse_overrides(overrides, options), key=lambda given: given[0][-1] != CHOICE):
         _set_key(content, key, value)
-    return parse_recipe(content, str(path), options)
-
-
-def parse_recipe(content: Any, name: str, options: Sequence[str] = ()) -> Recipe:
-    """Validate nested dicts as a recipe; `name` is what errors call them."""
-    content = _mapping(content, name)
     try:
         recipe = recipe_class(content.get("task"))
         return recipe.model_validate(content)
@@ -62,11 +64,17 @@ def find_recipe(path: str | Path) -> Path:
     if Path(path).is_dir():
         there = sorted(file.name for file in Path(path).glob("[!_.]*.yaml"))
         inside = f"Recipes in it: {', '.join(there)}." if there else "There is no recipe in it."
-        raise SettingsError(f"{Path(path)} is a folder. {inside}")
+        raise SettingsError(f"{Path(path)} is a folder. {inside}{runs_in(Path(path))}")
     known = sorted(file.stem for file in BUILT_IN.glob("*.yaml"))
     raise SettingsError(
         f"there is no recipe {path}.{_suggestion(name, known)}\npolynl comes with: {', '.join(known)}."
     )
+
+
+def runs_in(folder: Path) -> str:
+    """A sentence that names the runs in a folder, for errors that expected one of them; empty without any."""
+    runs = sorted(str(file.parent) for file in folder.glob("*/recipe.yaml"))
+    return f" Runs in it: {shortened(runs)}." if runs else ""
 
 
 def _suggestion(name: str, known: Sequence[str]) -> str:

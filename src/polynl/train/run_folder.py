@@ -21,20 +21,34 @@ from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
 from polynl.blocks.registry import BLOCKS, NO_BLOCK
+from polynl.data.labels import read_labels
 from polynl.environment import environment
 from polynl.errors import SettingsError, changed_run_error, existing_run_error
 from polynl.files import write_atomically
+from polynl.insertion import inserted
+from polynl.models.about import About, about_file
+from polynl.models.libraries import FACTORY
 from polynl.models.weights import MisfitError, load_weights
 from polynl.tasks.base import Task
 from polynl.tasks.outcomes import OUTCOMES
 from polynl.tasks.registry import task_class
-from polynl.train.checkpoint import BEST, BEST_WEIGHTS, DAMAGED, FRESH, LAST, LAST_WEIGHTS, PREVIOUS
+from polynl.train.checkpoint import (
+    BEST,
+    BEST_WEIGHTS,
+    DAMAGED,
+    FRESH,
+    LAST,
+    LAST_WEIGHTS,
+    PREVIOUS,
+    SHARED_WEIGHTS,
+)
 from polynl.train.config import Recipe, neutral_keys
 from polynl.train.processes import Processes, to_device
-from polynl.train.recipe_file import load_recipe, to_yaml
+from polynl.train.recipe_file import load_recipe, parse_recipe, runs_in, to_yaml
 
 RECIPE, ENVIRONMENT, METRICS, TENSORBOARD = "recipe.yaml", "environment.json", "metrics", "tensorboard"
 LABELS = "labels.json"
+WEIGHTS_SUFFIXES = (".pt", ".pth", ".safetensors")
 LOCK, LAUNCH = ".lock", ".torchrun"
 SAVED = (LAST, PREVIOUS, BEST, FRESH, DAMAGED, LAST_WEIGHTS, BEST_WEIGHTS)
 FILES = (*SAVED, OUTCOMES, f"{METRICS}.csv", f"{METRICS}.json", LAUNCH, LABELS, ENVIRONMENT, RECIPE)
@@ -152,11 +166,8 @@ class RunFolder:
                 f"{self.path / ENVIRONMENT} with another --out, and copy the {RECIPE} from there; or replace "
                 "the run with --overwrite."
             ) from None
-        old, new = (_flat(r.model_dump(mode="json")) for r in (original, recipe))
-        neutral = neutral_keys(original) | neutral_keys(recipe)
-        changed = [key for key in old | new if key not in neutral and old.get(key) != new.get(key)]
-        if changed:
-            lines = [f"{key}: {old.get(key)} → {new.get(key)}" for key in changed]
+        if changed := differing_keys(original, recipe):
+            lines = [f"{key}: {old} → {new}" for key, (old, new) in changed.items()]
             raise changed_run_error(self.path, "another recipe", lines)
 
     def _clear(self, *, half_written: bool = False) -> None:
@@ -167,6 +178,20 @@ class RunFolder:
             (self.path / (f".{name}.tmp" if half_written else name)).unlink(missing_ok=True)
         if not half_written:
             shutil.rmtree(self.path / TENSORBOARD, ignore_errors=True)
+
+
+def differing_keys(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
+    """The keys of two recipes that give other results, with the values of both."""
+    old, new = (_flat(recipe.model_dump(mode="json")) for recipe in (one, other))
+    neutral = neutral_keys(one) | neutral_keys(other)
+    changed = [key for key in old | new if key not in neutral and old.get(key) != new.get(key)]
+    return {key: (old.get(key), new.get(key)) for key in changed}
+
+
+def unequal_training(one: Recipe, other: Recipe) -> list[str]:
+    """The keys, beside the block and the seed, in which two trainings differ."""
+    about_the_block = ("seed", "model.block", "model.options", "model.placement")
+    return [key for key in differing_keys(one, other) if not key.startswith(about_the_block)]
 
 
 def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -223,6 +248,8 @@ class TrainedModel:
     checkpoint: Path
     recipe: Recipe
     task: Task
+    about: About | None = None
+    """What the file says about its network, if it does."""
 
     def load(self, device: torch.device) -> nn.Module:
         """The model with the weights of the checkpoint, on the device and in eval mode."""
@@ -230,41 +257,134 @@ class TrainedModel:
         try:
             load_weights(model, self.checkpoint, trained=True)
         except MisfitError as error:
-            raise SettingsError(
-                f"--checkpoint: {error}. Check that task, block and classes are those "
-                f"it was trained with: {RECIPE} and {LABELS} next to a checkpoint say so."
-            ) from error
+            blocks = tuple(f"{name}." for name in inserted(model))
+            if all(key.startswith(blocks) for key in error.keys):
+                remedy = "If it was trained without this block, set --model.block none"
+            else:
+                remedy = (
+                    "Check that task, block and classes are those it was trained with: "
+                    f"{RECIPE} and {LABELS} next to a checkpoint say so"
+                )
+            raise SettingsError(f"--checkpoint: {error}. {remedy}.") from error
         except ValueError as error:
             raise SettingsError(f"--checkpoint: {error}.") from error
         return to_device(model, self.recipe, device).eval()
 
 
-def find_trained(
-    checkpoint: Path, recipe: str | None = None, keys: Sequence[str] = (), options: Sequence[str] = ()
-) -> TrainedModel:
-    """A checkpoint with the recipe next to it or the one given; for `keys` and `options` see `load_recipe`.
+def checkpoint_in(run: Path) -> Path:
+    """The weights with the best score in the folder of a run, or its last checkpoint before there are any.
 
-    The task has the labels that the run has saved.
+    In a folder of `save_pretrained`, the weights.
     """
+    for name in (BEST_WEIGHTS, LAST, SHARED_WEIGHTS):
+        if (run / name).is_file():
+            return run / name
+    raise SettingsError(f"there is no checkpoint in the folder {run}.{runs_in(run)}")
+
+
+def find_run(given: str) -> Path | None:
+    """The path of a run's folder, of a shared one or of weights; None if it is none of these."""
+    path = Path(given)
+    is_folder = any((path / name).is_file() for name in (RECIPE, SHARED_WEIGHTS))
+    return path if is_folder or _is_weights(path) else None
+
+
+def recipe_of_run(run: Path, keys: Sequence[str] = (), options: Sequence[str] = ()) -> Recipe:
+    """The recipe.yaml of what `find_run` finds, or the recipe in its weights.
+
+    For `keys` and `options` see `load_recipe`.
+    """
+    file = (run.parent if _is_weights(run) else run) / RECIPE
+    if file.is_file():
+        return load_recipe(file, keys, options)
+    weights = run if _is_weights(run) else run / SHARED_WEIGHTS
+    about = _about(weights)
+    if about is None or not about.recipe:
+        raise SettingsError(
+            f"there is no {RECIPE} next to {weights}: name the recipe that it was trained with, and then "
+            f"--checkpoint {weights}."
+        )
+    return _recorded_recipe(weights, about, keys, options, allow_import=False)
+
+
+def _is_weights(path: Path) -> bool:
+    return path.is_file() and path.suffix.lower() in WEIGHTS_SUFFIXES
+
+
+def find_trained(
+    checkpoint: Path,
+    recipe: str | None = None,
+    keys: Sequence[str] = (),
+    options: Sequence[str] = (),
+    *,
+    labels: Path | None = None,
+    allow_import: bool = False,
+) -> TrainedModel:
+    """A checkpoint with its recipe; for `keys` and `options` see `load_recipe`.
+
+    Of the folder of a run, it is the best checkpoint. The recipe is the one given, the recipe.yaml next to
+    the checkpoint, or the one in it. The task has the labels in the file `labels` (default: those that the
+    run has saved). `allow_import`: a recipe in a checkpoint may name a function to import, which builds the
+    network.
+    """
+    if checkpoint.is_dir():
+        checkpoint = checkpoint_in(checkpoint)
     if not checkpoint.is_file():
         raise SettingsError(f"--checkpoint: no such file: {checkpoint}.")
-    file = checkpoint.parent / RECIPE
+    about, file = _about(checkpoint), checkpoint.parent / RECIPE
     if recipe is None and not file.is_file():
+        loaded = _recorded_recipe(checkpoint, about, keys, options, allow_import=allow_import)
+    else:
+        loaded = load_recipe(file if recipe is None else recipe, keys, options)
+    names = _saved_labels(checkpoint, about, loaded)
+    if labels is not None:
+        names = _named_anew(names, labels)
+    task = loaded.without_weights().build_task(names)
+    return TrainedModel(checkpoint, loaded, task, about)
+
+
+def _about(checkpoint: Path) -> About | None:
+    if checkpoint.suffix != ".safetensors":
+        return None
+    try:
+        return about_file(checkpoint)
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"--checkpoint: {error}.") from error
+
+
+def _recorded_recipe(
+    checkpoint: Path, about: About | None, keys: Sequence[str], options: Sequence[str], *, allow_import: bool
+) -> Recipe:
+    """The recipe in a checkpoint; files from elsewhere do not decide what is imported."""
+    if about is None or not about.recipe:
         raise SettingsError(
             f"there is no {RECIPE} next to {checkpoint}: name the recipe that it was trained with, "
-            "such as --recipe coco --model.block none for torchvision's Mask R-CNN."
+            "such as --recipe imagenet --model.block none for torchvision's ResNet-50, or coco for its "
+            "Mask R-CNN."
         )
-    loaded = load_recipe(file if recipe is None else recipe, keys, options)
-    task = loaded.without_weights().build_task(_saved_labels(checkpoint, loaded))
-    return TrainedModel(checkpoint, loaded, task)
+    recipe = parse_recipe(about.recipe, f"the recipe in {checkpoint}", options, keys)
+    if not allow_import and FACTORY.fullmatch(recipe.model.arch):
+        raise SettingsError(
+            f"the network in {checkpoint} is built by {recipe.model.arch}, which would be imported and "
+            f"called. If you trust it, put its {RECIPE} next to it, or use polynl.load_run(…, "
+            "allow_import=True)."
+        )
+    return recipe
 
 
-def _saved_labels(checkpoint: Path, recipe: Recipe) -> dict[int, str] | None:
+def _saved_labels(checkpoint: Path, about: About | None, recipe: Recipe) -> dict[int, str] | None:
     """The labels saved by the run, or those of published weights, or None for the task's own."""
     file = checkpoint.parent / LABELS
-    if not file.is_file():
-        return task_class(recipe.task).pretrained_labels()
-    try:
-        return {int(number): str(name) for number, name in json.loads(file.read_text("utf-8")).items()}
-    except (ValueError, AttributeError) as error:
-        raise SettingsError(f"{file} is not a JSON object of names by number: {error}.") from None
+    if file.is_file():
+        return read_labels(file)
+    if about is not None and about.labels:
+        return dict(about.labels)
+    return task_class(recipe.task).pretrained_labels()
+
+
+def _named_anew(saved: Mapping[int, str] | None, file: Path) -> dict[int, str]:
+    """The names in a file, for as many classes as the run has saved."""
+    names = read_labels(file, "--labels")
+    if saved is not None and names.keys() != saved.keys():
+        raise SettingsError(f"--labels: {file} names {len(names)} classes; the network has {len(saved)}.")
+    return names

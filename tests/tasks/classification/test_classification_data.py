@@ -5,16 +5,18 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from command_line import run
-from PIL import Image
+from PIL import ExifTags, Image
 from torch import Tensor
 from torchvision.transforms import v2
 
-from polynl.data.images import Unreadable, UnreadableImageError, val_transform
-from polynl.tasks.classification.data import FolderImages, train_transform
+from polynl.data.images import Unreadable, UnreadableImageError, read_image, val_transform
+from polynl.tasks.classification.data import FolderImages, class_folders, train_transform
+from polynl.train.recipe_file import load_recipe
 
 SMALL = "--model.arch-options.depth 1 --model.arch-options.width 4 --data.size 16 --data.resize 16 --epochs 1"
 SMALL += " --batch 4 --val-batch 2 --threads 1"
@@ -53,6 +55,53 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
         image, label = sample
         assert image.shape == (3, 20, 24)
         assert label == (0 if index < 3 else 1)
+
+
+def test_what_programs_leave_behind_is_no_class_and_no_image(tmp_path: Path) -> None:
+    root = image_folder(tmp_path) / "train"
+    image = (root / "cat" / "1.png").read_bytes()
+    for copy in (".ipynb_checkpoints/1.png", "__MACOSX/cat/._1.png", "cat/._1.png", "cat/.thumbs/1.png"):
+        (root / copy).parent.mkdir(parents=True, exist_ok=True)
+        (root / copy).write_bytes(image)
+    data = FolderImages(root, v2.Identity(), on_bad_image="stop")
+    assert class_folders(root) == ["cat", "dog"]
+    assert len(data) == 6
+    assert data.notes() == []
+
+
+def test_files_of_other_kinds_are_counted(tmp_path: Path) -> None:
+    root = image_folder(tmp_path) / "train"
+    for name in ("cat/a.HEIC", "cat/b.heic", "dog/notes.txt", "dog/README"):
+        (root / name).write_text("no image")
+    (note,) = FolderImages(root, v2.Identity(), on_bad_image="stop").notes()
+    ignored = "2 .heic, 1 without a suffix, 1 .txt"
+    assert note == f"Files in {root} that are not images are ignored: {ignored}."
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png"])
+def test_photos_are_turned_upright_as_predict_turns_them(tmp_path: Path, kind: str) -> None:
+    root = image_folder(tmp_path) / "train"
+    path, turned = root / "ant" / f"1.{kind}", Image.Exif()
+    path.parent.mkdir()
+    turned[ExifTags.Base.Orientation] = 6
+    Image.linear_gradient("L").resize((24, 20)).convert("RGB").save(path, exif=turned)
+    upright, stored = (
+        FolderImages(root, v2.Identity(), on_bad_image="stop", upright=upright)[0][0]  # type: ignore[index]
+        for upright in (True, False)
+    )
+    assert (stored.shape, upright.shape) == ((3, 20, 24), (3, 24, 20))
+    assert torch.equal(upright, read_image(path, upright=True))
+    recipe = load_recipe("finetune", ["--data.root", str(tmp_path), "--data.size", "16"])
+    assert recipe.data.upright, "photos of phones are what people fine-tune on"
+
+
+def test_splits_with_other_classes_say_which_has_them(tmp_path: Path, capsys: Any) -> None:
+    root = image_folder(tmp_path)
+    (root / "train" / "eel").mkdir()
+    (root / "val" / "fox").mkdir()
+    code, _, err = run(capsys, "train", "folder", "--data.root", root, "--out", tmp_path / "run")
+    assert code == 2
+    assert err.endswith("have different classes: only train has eel; only val has fox.\n")
 
 
 def test_an_unreadable_image_stops_or_is_stood_in_for(tmp_path: Path) -> None:
@@ -183,5 +232,5 @@ def test_a_class_without_images_is_named(tmp_path: Path, capsys: pytest.CaptureF
         tmp_path / "run",
     )
     assert code == 2
-    assert "no valid file for the classes eel" in err
+    assert f"{root / 'train'} has no images in eel; there are files of other kinds (.txt)." in err
     assert len(err.splitlines()) <= 3

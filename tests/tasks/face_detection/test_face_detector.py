@@ -305,3 +305,16 @@ def test_every_parameter_learns_also_from_images_without_faces() -> None:
     sum(model(images, targets).values()).backward()
     (block,) = inserted(model).values()
     assert all(parameter.grad.any() for parameter in block.parameters())
+
+
+def test_the_block_ignores_padding_in_training_and_in_scoring() -> None:
+    model, seen = small(block="poly_nl"), list[Any]()
+    (block,) = inserted(model).values()
+    block.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append(kwargs["mask"].sum((1, 2)).tolist()), with_kwargs=True
+    )
+    (image, other), targets = batch()
+    losses = model.train()([image, other[:, :48]], targets)
+    sum(losses.values()).backward()
+    model.eval()([image[:, :33], other])  # the first becomes 50 × 96
+    assert seen == [[4 * 4, 3 * 4], [4 * 6, 4 * 4]]

@@ -298,7 +298,7 @@ def test_workers_are_handed_few_tensors() -> None:
 
 def test_names_are_those_of_the_official_evaluation() -> None:
     assert event_and_name(C) == ("20--Family_Group", "20_c_3")
-    assert event_and_name("a.b.png") == ("", "a.b")
+    assert event_and_name("a.b.png") == (".", "a.b")
 
 
 @pytest.mark.skipif(DATA is None, reason="POLYNL_DATA names no folder with images of WIDER FACE")

@@ -128,7 +128,7 @@ def test_it_learns_a_handful_of_scenes_by_heart() -> None:
 
 def scored(task: InstanceSegmentation, model: nn.Module, batch: Batch) -> dict[str, float]:
     """The scores on images that were trained on."""
-    from polynl.tasks.instance_segmentation.metric import coco_scores
+    from polynl.tasks.coco.metric import coco_scores
 
     model.eval()
     with torch.no_grad():

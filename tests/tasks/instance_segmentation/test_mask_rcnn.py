@@ -332,3 +332,48 @@ def test_a_head_for_proposals_is_as_given() -> None:
 def test_options_without_a_block() -> None:
     with pytest.raises(ValueError, match="options: options without a block: reduction"):
         small(options={"reduction": 2})
+
+
+def masks_seen(model: nn.Module) -> list[Tensor | None]:
+    """What the blocks get as masks, filled as the model runs."""
+    seen: list[Tensor | None] = []
+    for block in inserted(model).values():
+        block.register_forward_pre_hook(
+            lambda _, args, kwargs: seen.append(kwargs.get("mask")), with_kwargs=True
+        )
+    return seen
+
+
+def test_the_block_ignores_padding_in_training_and_in_scoring() -> None:
+    model = small(block="poly_nl", placement=["res3", "res4"], max_size=96)
+    seen = masks_seen(model)
+    (square, other), targets = training_batch()
+    targets[1] = {**targets[1], "masks": targets[1]["masks"][:, :, :40]}
+    losses = model.train()([square, other[:, :, :40]], targets)  # 64 × 64, and 96 × 60 after resizing
+    sum(losses.values()).backward()
+    sizes = [None if mask is None else mask.sum((1, 2)).tolist() for mask in seen]
+    assert sizes == [[8 * 8, 12 * 8], [4 * 4, 6 * 4]]
+    found(model)
+    assert [mask is not None for mask in seen] == [True] * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "masked"),
+    [
+        ({"block": "poly_nl", "ignore_padding": False}, False),
+        ({"block": "poly_nl", "ignore_padding": "everywhere"}, True),
+        ({"block": "tesa"}, False),
+    ],
+)
+def test_padding_is_ignored_where_the_recipe_and_the_block_allow_it(
+    options: dict[str, Any], masked: bool
+) -> None:
+    model = small(**options)
+    seen = masks_seen(model)
+    found(model)
+    assert [mask is not None for mask in seen] == [masked]
+
+
+def test_tesa_cannot_ignore_padding_everywhere() -> None:
+    with pytest.raises(ValueError, match="TESA takes no mask"):
+        small(block="tesa", ignore_padding="everywhere")

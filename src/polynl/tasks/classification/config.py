@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
-from torchvision.transforms.v2 import Transform
+from torchvision.transforms.v2 import InterpolationMode, Transform
 
-from polynl.config import Config, Fractions, Side
+from polynl.config import NEUTRAL, Config, Fractions, Side
 from polynl.data.config import Drawn, SceneOptions, Split
 from polynl.data.images import val_transform
+from polynl.data.labels import read_labels
 from polynl.data.scenes import CLASSES, Scenes
 from polynl.errors import SettingsError, near_matches, shortened
 from polynl.models.resnet import ClassifierConfig
-from polynl.tasks.classification.data import FolderImages, train_transform
+from polynl.tasks.classification.data import FolderImages, class_folders, train_transform
+from polynl.tasks.classification.imagenet import IMAGENET_NAMES
 from polynl.tasks.config import FilesConfig, FlipConfig, FromScenes, TaskConfig
 
 Colour = tuple[float, float, float]
@@ -34,6 +37,7 @@ class NormalisedConfig(Config):
 class ImageFolderConfig(NormalisedConfig, FlipConfig, FilesConfig):
     """Images on disk: <root>/<train>/<class>/*.jpg, and likewise <root>/<val>."""
 
+    about: ClassVar[str] = "Images in one folder per class; the label of an image is the name of its folder."
     source: Literal["image_folder"]
     train: str = "train"
     val: str = "val"
@@ -43,6 +47,16 @@ class ImageFolderConfig(NormalisedConfig, FlipConfig, FilesConfig):
     """In scoring, the shorter side before the centre crop."""
     scale: Fractions = (0.08, 1.0)
     """Area of a random crop in training, as a fraction of the image: [from, to]."""
+    colour_jitter: float = Field(0.0, ge=0, le=1)
+    """In training, change brightness, contrast and saturation at random, by up to this fraction."""
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    """How images are resized; as for the weights that training starts from."""
+    upright: bool = False
+    """Turn photos upright by their EXIF orientation, as `polynl predict` does."""
+    held_out: float | None = Field(None, gt=0, lt=1)
+    """Score on this share of the images in `train`, which are not trained on (default: on those in `val`)."""
+    labels: Path | None = Field(None, json_schema_extra=NEUTRAL)
+    """Names of the classes: a line for each, in the order of the sorted folders, or JSON by number."""
 
     @field_validator("resize")
     @classmethod
@@ -54,52 +68,97 @@ class ImageFolderConfig(NormalisedConfig, FlipConfig, FilesConfig):
     def check(self, *, training: bool) -> None:
         """Raise a SettingsError if a folder is missing, or if the splits have different classes."""
         self.check_root()
-        classes = {}
-        for split in (self.train, self.val) if training else (self.val,):
+        classes: dict[str, set[str]] = {}
+        for split in dict.fromkeys([self.train, self._scored] if training else [self._scored]):
             folder = self.root / split
             if not folder.is_dir():
                 there = sorted(entry.name for entry in self.root.iterdir() if entry.is_dir())
                 raise SettingsError(
                     f"data.root: {self.root} has no folder {split!r}.{near_matches(split, there)}",
                     hint="\nExpected <root>/train/<class>/ and <root>/val/<class>/; "
-                    "for other names use --data.train and --data.val.",
+                    "for other names use --data.train and --data.val.\n"
+                    "If there is one folder of classes, name it with --data.train (. is <root> itself), and "
+                    "hold out a share of its images with --data.held-out 0.2.",
                 )
-            classes[split] = {entry.name for entry in folder.iterdir() if entry.is_dir()}
+            classes[split] = set(class_folders(folder))
             if len(classes[split]) < 2:
                 found = ", ".join(classes[split]) or "none"
                 raise SettingsError(
-                    f"data.root: {folder} needs at least two folders of classes; found {found}."
+                    f"data.root: {folder} needs at least two folders of classes; found {found}.",
+                    hint=" Put the images of each class into a folder of its own, named after the class.",
                 )
-        odd = sorted(set.symmetric_difference(*classes.values())) if training else []
-        if odd:
+        if training:
+            self._check_classes(classes[self.train], classes[self._scored])
+
+    def _check_classes(self, trained: set[str], scored: set[str]) -> None:
+        """Raise a SettingsError if the splits have different classes, or `labels` names more or fewer."""
+        if trained != scored:
+            only = {self.train: sorted(trained - scored), self.val: sorted(scored - trained)}
+            said = "; ".join(f"only {split} has {shortened(names)}" for split, names in only.items() if names)
             raise SettingsError(
-                f"data.root: {self.train} and {self.val} in {self.root} have different classes: "
-                f"{shortened(odd)} only in one of them."
+                f"data.root: {self.train} and {self.val} in {self.root} have different classes: {said}."
+            )
+        if len(self.classes()) != len(trained):
+            raise SettingsError(
+                f"data.labels: {self.labels} names {len(self.classes())} classes; "
+                f"{self.root / self.train} has {len(trained)} folders."
             )
 
     def classes(self) -> Sequence[str]:
-        """The names of the folders, in the order that ImageFolder numbers them in."""
-        return sorted(entry.name for entry in (self.root / self.val).iterdir() if entry.is_dir())
+        """The names in `labels`, or those of the folders, in the order that ImageFolder numbers them in.
+
+        If there are no images, as for weights that somebody else has trained, the classes are ImageNet's.
+        """
+        if self.labels is not None:
+            return list(read_labels(self.labels, "data.labels").values())
+        folder = self.root / self._scored
+        if not folder.is_dir():
+            return list(IMAGENET_NAMES.values())
+        return class_folders(folder)
+
+    @property
+    def _scored(self) -> str:
+        """The folder of the images to score on."""
+        return self.val if self.held_out is None else self.train
 
     def view(self) -> Transform:
         """How images to score on are resized and cropped."""
-        return val_transform(self.size, self.resize)
+        return val_transform(self.size, self.resize, InterpolationMode(self.interpolation))
+
+    def _augmented(self) -> Transform:
+        """How images to train on are cropped, flipped and coloured."""
+        interpolation = InterpolationMode(self.interpolation)
+        return train_transform(
+            self.size, self.scale, self.flip, jitter=self.colour_jitter, interpolation=interpolation
+        )
 
     def load(self, split: Split) -> FolderImages:
         """The images of a split."""
         train = split == "train"
-        crop = train_transform(self.size, self.scale, self.flip) if train else self.view()
         try:
-            return FolderImages(
-                self.root / (self.train if train else self.val), crop, on_bad_image=self.on_bad_image
+            images = FolderImages(
+                self.root / (self.train if train else self._scored),
+                self._augmented() if train else self.view(),
+                on_bad_image=self.on_bad_image,
+                upright=self.upright,
+                part=None if self.held_out is None else (split, self.held_out),
             )
         except FileNotFoundError as error:
             raise SettingsError(f"data.root: {error}") from None
+        if len(images) == 0:
+            folder = self.root / self.train
+            raise SettingsError(f"data.held_out: no image can be held out: each class in {folder} has one.")
+        return images
 
 
 class ScenesConfig(NormalisedConfig, SceneOptions, FromScenes):
     """Scenes drawn from a seed: nothing to download."""
 
+    about: ClassVar[str] = (
+        "Drawn scenes with coloured figures along two sides and a coloured square, the cue, in the corner "
+        "across. The label is the shape of the figure that has the colour of the cue, so a network has to "
+        "relate distant places; one that sees locally can only guess among the figures."
+    )
     images: Drawn = 20_000
     val_images: Drawn = 2_000
     size: Annotated[Side, Field(ge=16)] = 40
@@ -124,6 +183,8 @@ class LossConfig(Config):
 
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """Share of the target that is spread over all classes."""
+    mixup: float = Field(0.0, ge=0)
+    """Mix pairs of images and their labels by a share drawn from Beta(mixup, mixup); 0: do not mix."""
 
 
 class ClassificationConfig(TaskConfig):

@@ -1,4 +1,4 @@
-"""WIDER FACE, in its official layout: a text file of faces, and a folder of images for every event."""
+"""Images with faces: WIDER FACE, with a text file and a folder for every event, or files in COCO's format."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from polynl.data.annotation_files import (
 )
 from polynl.data.images import Unreadable, read_for_detector, read_or_stand_in
 from polynl.errors import SettingsError, shown
+from polynl.tasks.coco.annotations import Annotations, Entry
 
 FaceTransform = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Transforms an image and the boxes (k, 4) of its faces, xyxy; it may leave faces out."""
@@ -40,7 +41,10 @@ class FaceImage:
     """The faces of one image, in the file's order, which the official subsets refer to."""
 
     name: str
-    """The event's folder and the file, such as "0--Parade/0_Parade_marchingband_1_849.jpg"."""
+    """The event's folder and the file, such as "0--Parade/0_Parade_marchingband_1_849.jpg".
+
+    In COCO's format, any path below the folder of images.
+    """
     boxes: Tensor
     """(n, 4): left and top edge, width, height."""
     invalid: Tensor
@@ -70,11 +74,11 @@ def counts(faces: Sequence[FaceImage]) -> str:
 def event_and_name(name: str) -> tuple[str, str]:
     """The event and name of an image, as in the official evaluation.
 
-    >>> event_and_name("0--Parade/0_Parade_marchingband_1_849.jpg")
-    ('0--Parade', '0_Parade_marchingband_1_849')
+    >>> event_and_name("0--Parade/0_Parade_marchingband_1_849.jpg"), event_and_name("me.jpg")
+    (('0--Parade', '0_Parade_marchingband_1_849'), ('.', 'me'))
     """
     event, file = posixpath.split(name)
-    return event, posixpath.splitext(file)[0]
+    return event or ".", posixpath.splitext(file)[0]
 
 
 def read_faces(path: Path, folder: Path) -> list[FaceImage]:
@@ -90,6 +94,29 @@ def read_faces(path: Path, folder: Path) -> list[FaceImage]:
             invalid=torch.tensor([any(face[_INVALID : _INVALID + 1]) for face in faces], dtype=torch.bool),
         )
         for name, faces in entries.items()
+    ]
+
+
+def faces_of(annotations: Annotations) -> list[FaceImage]:
+    """All boxes of COCO annotations; crowds are invalid."""
+    faces: dict[int, list[Entry]] = {image["id"]: [] for image in annotations.content["images"]}
+    for entry in annotations.content["annotations"]:
+        faces[entry["image_id"]].append(entry)
+    known: dict[tuple[str, str], str] = {}
+    for name in (image["file_name"] for image in annotations.content["images"]):
+        if other := known.get(event_and_name(name)):
+            raise SettingsError(
+                f"{annotations.path}: the images {shown(other)} and {shown(name)} have the same name up to "
+                "their suffixes, by which faces are scored: rename or remove one of the two."
+            )
+        known[event_and_name(name)] = name
+    return [
+        FaceImage(
+            image["file_name"],
+            boxes=torch.tensor([entry["bbox"] for entry in faces[image["id"]]]).float().reshape(-1, 4),
+            invalid=torch.tensor([entry["iscrowd"] for entry in faces[image["id"]]], dtype=torch.bool),
+        )
+        for image in annotations.content["images"]
     ]
 
 

@@ -147,7 +147,11 @@ def _files(folder: Path, truth: GroundTruth) -> dict[Image, Path]:
         raise SettingsError(
             f"{folder} is not a folder: expected one with a folder of text files for each event."
         )
-    files = {(file.parent.name, file.stem): file for file in sorted(folder.glob("[!.]*/[!.]*.txt"))}
+    # Officially an event is a folder; images in COCO's format may be at any depth.
+    depths = {0 if event == "." else event.count("/") + 1 for event, _ in truth}
+    patterns = ["/".join([*["[!.]*"] * depth, "[!.]*.txt"]) for depth in sorted(depths)]
+    there = sorted(file for pattern in patterns for file in folder.glob(pattern))
+    files = {(file.parent.relative_to(folder).as_posix(), file.stem): file for file in there}
     for image, file in files.items():
         if image not in truth:
             hint = near_matches("/".join(image), map("/".join, truth))

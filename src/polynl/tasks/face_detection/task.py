@@ -42,7 +42,9 @@ class FaceDetection(DetectionTask):
     paper = PaperTable(
         "ResNet-50 on WIDER FACE",
         tuple(scores),
-        {
+        source="wider_face",
+        images=3_226,
+        rows={
             "none": (95.49, 94.85, 89.87),
             "non_local": (95.88, 95.14, 91.94),
             "tesa": (96.22, 95.61, 92.58),

@@ -1,33 +1,13 @@
-"""Instance segmentation: Mask R-CNN's losses, COCO's AP of boxes and masks."""
+"""Instance segmentation: Mask R-CNN, COCO's AP of boxes and masks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import chain
-from pathlib import Path
-from typing import Any, get_args
-
-from torch import Tensor, nn
-from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
-
-from polynl.config import errors_at
-from polynl.data.config import Split
-from polynl.errors import SettingsError
-from polynl.tasks.base import Batch, DetectionTask, PaperTable
-from polynl.tasks.detections import Detections
+from polynl.tasks.base import PaperTable
+from polynl.tasks.coco.task import CocoDetection
 from polynl.tasks.instance_segmentation.config import InstanceSegmentationConfig
-from polynl.tasks.instance_segmentation.data import aspect_groups
-from polynl.tasks.instance_segmentation.metric import (
-    Detection,
-    coco_scores,
-    read_detections,
-    write_detections,
-)
-from polynl.tasks.instance_segmentation.outcomes import coco_outcomes, score_coco
-from polynl.tasks.outcomes import Array, Outcomes
 
 
-class InstanceSegmentation(DetectionTask):
+class InstanceSegmentation(CocoDetection):
     """Scored by COCO's AP of boxes and of masks, in percent."""
 
     name = "instance_segmentation"
@@ -41,13 +21,15 @@ class InstanceSegmentation(DetectionTask):
         "mask_ap75": "AP75",
     }
     best_by = "mask_ap"
-    extra = "detect"
     headline = ("box_ap", "mask_ap")
     network = "Mask R-CNN, {arch},"
+    hub_task = "image-segmentation"
     paper = PaperTable(
         "Mask R-CNN, ResNet-50, on COCO",
         tuple(scores),
-        {
+        source="coco",
+        images=5_000,
+        rows={
             "none": (37.9, 59.2, 41.0, 34.6, 56.0, 36.9),
             "non_local": (38.8, 60.6, 42.0, 35.4, 57.3, 37.7),
             "tesa": (39.5, 60.9, 43.1, 35.4, 57.2, 37.5),
@@ -60,81 +42,3 @@ class InstanceSegmentation(DetectionTask):
         },
         digits=1,
     )
-
-    @classmethod
-    def pretrained_labels(cls) -> dict[int, str]:
-        """The categories of torchvision's COCO weights."""
-        names = MaskRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"]
-        return {number: name for number, name in enumerate(names) if number > 0}
-
-    def labels(self) -> dict[int, str]:
-        """The names of the categories."""
-        return self._load("val").categories if self._labels is None else self._labels
-
-    def check(self, *, training: bool = True) -> None:
-        """Raise a SettingsError if data or weights are missing, or if the detector cannot be built."""
-        super().check(training=training)
-        if training:
-            train, val = (self._load(split).categories.items() for split in get_args(Split))
-            for label, name in sorted(train ^ val):
-                where = "training" if (label, name) in train else "validation"
-                raise SettingsError(f"category {label} ({name}) is only in the {where} annotations.")
-            self.model()
-
-    def groups(self) -> Sequence[int] | None:
-        """Images of similar aspect ratio, grouped as in torchvision's reference."""
-        if not self._data.group_by_aspect:
-            return None
-        return aspect_groups(self._load("train").aspect_ratios)
-
-    def model(self) -> nn.Module:
-        """The detector, with an output for every label and for the background."""
-        with errors_at("model"):
-            return self._model.build(num_classes=max(self.labels()) + 1)
-
-    def losses(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """The losses of the proposals and of the two heads."""
-        images = [image.float() / 255 for image in batch.images]
-        return model(images, batch.targets)
-
-    def detect(self, model: nn.Module, images: Sequence[Tensor]) -> list[Detections]:
-        """Boxes and masks."""
-        found = model([image.float() / 255 for image in images])
-        return [
-            Detections(one["boxes"], one["scores"], one["labels"], one["masks"][:, 0] > 0.5) for one in found
-        ]
-
-    def by_image(self, targets: Sequence[Any], found: Sequence[Detections]) -> dict[int, list[Detection]]:
-        """Entries of a COCO results file by image id."""
-        category_ids = self._load("val").category_ids
-        return {
-            target["image_id"]: one.coco_results(target["image_id"], category_ids)
-            for target, one in zip(targets, found, strict=True)
-        }
-
-    def read_detections(self, path: Path) -> dict[int, list[Detection]]:
-        """A COCO results file of any program."""
-        val = self._load("val")
-        found = {image["id"]: list[Detection]() for image in val.ground_truth["images"]}
-        for detection in read_detections(path, val.ground_truth, left_out=val.left_out):
-            found[detection["image_id"]].append(detection)
-        return found
-
-    def write_detections(self, path: Path, detections: Mapping[int, Sequence[Detection]]) -> None:
-        """A COCO results file."""
-        write_detections(path, list(chain.from_iterable(detections.values())))
-
-    def score_detections(self, detections: Mapping[int, Sequence[Detection]]) -> dict[str, float]:
-        """COCO's AP."""
-        truth = self._load("val").ground_truth
-        return coco_scores(truth, list(chain.from_iterable(detections.values())), detections)
-
-    def outcomes(self, detections: Mapping[int, Sequence[Detection]]) -> Outcomes:
-        """COCOeval's matches."""
-        truth = self._load("val").ground_truth
-        return coco_outcomes(truth, list(chain.from_iterable(detections.values())), detections)
-
-    @classmethod
-    def score_outcomes(cls, outcomes: Outcomes, weights: Array) -> dict[str, Array]:
-        """COCO's AP."""
-        return score_coco(outcomes, weights)

@@ -1,0 +1,1 @@
+"""Networks on images larger than memory, from the command line."""
