@@ -135,3 +135,23 @@ def test_without_streams_there_is_no_output() -> None:
     program = f"{SET_UP} import sys; print('x'); print('y', file=sys.stderr)"
     command = f'exec {sys.executable} -c "{program}" >&- 2>&-'
     assert subprocess.run(command, shell=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["recipes"], 0, "imagenet"),
+        (["train", "imagenot"], 2, "Did you mean imagenet"),
+        (["--oops"], 2, "oops"),
+    ],
+)
+def test_under_torchrun_it_ends_without_a_shutdown_that_aborts(
+    words: list[str], code: int, said: str
+) -> None:
+    program = (
+        f"import atexit, os, sys; atexit.register(os.abort); sys.argv = ['polynl', *{words}];"
+        "from polynl.__main__ import main; main()"
+    )
+    environment = {**os.environ, "TORCHELASTIC_RUN_ID": "none"}
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert (ended.returncode, said in ended.stdout + ended.stderr) == (code, True), ended

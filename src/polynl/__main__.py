@@ -3,7 +3,7 @@
 import sys
 
 from polynl import __version__
-from polynl.terminal import end_on_signals, set_up_streams
+from polynl.terminal import end_on_signals, run_to_the_end, set_up_streams
 
 
 def main() -> None:
@@ -16,7 +16,7 @@ def main() -> None:
     try:
         from polynl.cli import main as run  # needs packages of its own, which the core does not bring
 
-        run()
+        run_to_the_end(run)
     except ModuleNotFoundError as error:
         from polynl.extras import install_hint
 

@@ -13,6 +13,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
     from typing import Any, NoReturn, TextIO
 
@@ -76,6 +77,24 @@ def _leave(interrupted: Interrupted) -> NoReturn:
     # Not through sys.stderr, which may be what was interrupted.
     os.write(2, f"polynl: {interrupted.message}.\n".encode())
     os._exit(interrupted.exit_code)
+
+
+def run_to_the_end(command: Callable[[], None]) -> None:
+    """Run a command; as one of torchrun's processes, end without Python's shutdown.
+
+    Threads of gloo may still hold tensors. One that drops its last tensor during the shutdown calls abort(),
+    and torchrun takes a finished process for a failed one.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return command()
+    code: object = None
+    try:
+        command()
+    except SystemExit as ended:
+        code = ended.code
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 def set_up_streams() -> None:
