@@ -115,6 +115,13 @@ def test_timm_se(layers, options):
     assert block.inner_channels == peer.fc1.out_channels
 
 
+def test_timm_se_of_efficientnets():
+    blocks = pytest.importorskip("timm.models._efficientnet_blocks")
+    peer = blocks.SqueezeExcite(12, act_layer=nn.SiLU)
+    block = assert_equal_to_peer(randomised(peer), "timm_se", maps(12, (5, 7)), act_layer="silu")
+    assert block.inner_channels == peer.conv_reduce.out_channels
+
+
 def test_torchvision_se():
     ops = pytest.importorskip("torchvision.ops")
     assert_equal_to_peer(randomised(ops.SqueezeExcitation(6, 3)), "timm_se", maps(6, (5, 7)))

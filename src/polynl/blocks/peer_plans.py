@@ -129,10 +129,11 @@ def latentgnn(state: State, out: str, *, mode: str | None = None) -> Plan:
 
 
 def timm_se(state: State, out: str, *, act_layer: str = "relu", gate_layer: str = "sigmoid") -> Plan:
-    """SEModule of timm and SqueezeExcitation of torchvision."""
+    """SEModule of timm and SqueezeExcitation of torchvision; SqueezeExcite of timm's EfficientNets."""
     gate = choice("gate_layer", gate_layer, ("sigmoid", "hard_sigmoid"))
     options = {"activation": choice("act_layer", act_layer, Activation), "gate": gate}
-    return Plan(SqueezeExcite, options | _inner(state, "fc1"), {"squeeze": "fc1", "out": out})
+    squeeze = {"fc2": "fc1", "conv_expand": "conv_reduce"}[out]
+    return Plan(SqueezeExcite, options | _inner(state, squeeze), {"squeeze": squeeze, "out": out})
 
 
 def timm_global_context(state: State, out: str, *, gate_layer: str = "sigmoid") -> Plan:

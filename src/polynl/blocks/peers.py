@@ -41,8 +41,8 @@ def load_peer(state_dict: Mapping[str, Tensor], source: str, *, prefix: str = ""
     * ``slowfast`` (Nonlocal): `instantiation="softmax"`, `pool_size=None`, `norm_type`
     * ``efficient_attention`` (EfficientAttention): `head_count` (required)
     * ``latentgnn`` (LatentGNNV1): `mode`
-    * ``timm_se`` (SEModule; torchvision's SqueezeExcitation has the same keys): `act_layer="relu"`,
-      `gate_layer="sigmoid"`
+    * ``timm_se`` (SEModule, SqueezeExcite of EfficientNets, torchvision's SqueezeExcitation):
+      `act_layer="relu"`, `gate_layer="sigmoid"`
     * ``timm_global_context`` (GlobalContext): `gate_layer="sigmoid"`
     * ``timm_grn`` (GlobalResponseNorm) and ``timm_xca`` (xcit.XCA)
     * ``timm_lite_mla`` (efficientvit_mit.LiteMLA with `scales=()`): `dim=8`
@@ -97,7 +97,7 @@ SOURCES = {
     "slowfast": Source(plans.slowfast, ("conv_out",)),
     "efficient_attention": Source(plans.efficient_attention, ("reprojection",)),
     "latentgnn": Source(plans.latentgnn, ("up_channel.0",)),
-    "timm_se": Source(plans.timm_se, ("fc2",)),
+    "timm_se": Source(plans.timm_se, ("fc2", "conv_expand")),
     "timm_global_context": Source(plans.timm_global_context, ("mlp_scale.fc2", "mlp_add.fc2")),
     "timm_grn": Source(plans.timm_grn, ("",), convolves=False),
     "timm_xca": Source(plans.timm_xca, ("proj",), convolves=False),
