@@ -40,7 +40,8 @@ def test_all_blocks_are_listed_with_their_options(
     assert set(polynl.BLOCKS) <= options_of.keys()
     assert "2NC² + C³" in costs_of["poly_nl"]
     assert "form='auto', reduction=1, window=None" in options_of["poly_nl"]
-    assert re.search(r"\b0\.4 M +4\.1 k\b", costs_of["conv"]), "100 · 64² and 64²"
+    assert re.search(r" 409\.6 k +4\.1 k\b", costs_of["conv"]), "100 · 64² and 64²"
+    assert re.search(r" 0 +128\b", costs_of["grn"]), "no products; γ and β"
 
 
 def test_a_map_has_channels_and_positions(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,9 +26,20 @@ def blocks_table(channels: int, side: int) -> Table:
         table.add_column(heading, justify="right" if right else "left", no_wrap=True)
     for name, entry in BLOCKS.items():
         products, parameters = counted_cost(name, channels, side)
-        counts = f"{products / 1e6:,.1f} M", f"{parameters / 1e3:,.1f} k"
+        counts = map(abbreviated, (products, parameters))
         table.add_row(f"[bold]{name}[/]", entry.family, entry.cost, *counts)
     return table
+
+
+def abbreviated(count: int) -> str:
+    """A count in thousands or millions, so that no cost is shown as 0.0 beside larger ones.
+
+    >>> abbreviated(512), abbreviated(8192), abbreviated(376_438_784)
+    ('512', '8.2 k', '376.4 M')
+    """
+    if count < 1000:
+        return str(count)
+    return f"{count / 1e3:,.1f} k" if count < 1e6 else f"{count / 1e6:,.1f} M"
 
 
 def options_table() -> Table:
