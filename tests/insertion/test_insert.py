@@ -65,6 +65,13 @@ def test_channels_are_found_without_an_example(name):
     assert block.channels == width
 
 
+def test_guess_takes_the_size_that_a_timm_model_was_built_for():
+    timm = pytest.importorskip("timm")
+    model = timm.create_model("test_vit", img_size=64, dynamic_img_size=False)
+    insert(model, "poly_nl", before="blocks.1")
+    assert inserted(model)["blocks.1.polynl_before"].channels == model.embed_dim
+
+
 def test_guess_takes_the_size_that_a_timm_model_asks_for():
     model = pytest.importorskip("timm").create_model("resnet18", pretrained=False)
     sizes = []

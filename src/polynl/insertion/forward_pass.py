@@ -96,7 +96,16 @@ def _guessed_input(model: nn.Module) -> Tensor:
     # Images have few channels; the first convolution registered need not be the first that is called.
     first = next((m for m in convolutions if 1 <= m.in_channels <= 4), convolutions[0])
     rank = len(first.kernel_size)
+    size = _claimed_size(model)
+    size = size if size is not None and len(size) == rank else GUESSED_SIZES[rank]
+    return torch.zeros((1, first.in_channels, *size), **home(first, model))
+
+
+def _claimed_size(model: nn.Module) -> Sequence[int] | None:
+    """The size of images that a model of timm was built for, or else that its weights were trained with."""
+    built_for = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    if isinstance(built_for, Sequence):
+        return built_for
     cfg = getattr(model, "pretrained_cfg", None)
     known = cfg.get("input_size") if isinstance(cfg, Mapping) else None
-    size = known[1:] if known is not None and len(known) == rank + 1 else GUESSED_SIZES[rank]
-    return torch.zeros((1, first.in_channels, *size), **home(first, model))
+    return None if known is None else known[1:]
