@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -80,7 +81,8 @@ def test_half_precision_does_not_overflow() -> None:
         ({"num_heads": 5}, "num_heads=5: expected a divisor of channels=12"),
         ({"grid": 3}, "grid=3: expected a height and a width"),
         ({"grid": (2, 0)}, "grid=0: expected a whole number above 0"),
-        ({"prefix_tokens": -1}, "prefix_tokens=-1: expected"),
+        ({"prefix_tokens": -1}, "prefix_tokens=-1: expected a whole number, 0 or above"),
+        ({"prefix_tokens": True}, "prefix_tokens=True: expected"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], expected: str) -> None:
@@ -92,6 +94,10 @@ def test_what_it_cannot_take_is_said() -> None:
     layer = random_layer()
     with pytest.raises(ValueError, match=r"10 patches do not have the proportions of the grid \(2, 3\)"):
         layer(torch.randn(1, 11, 12, dtype=torch.float64))
+    for shape in [(7, 12), (1, 7, 13), (1, 1, 12), (1, 0, 12)]:
+        expected = f"got a tensor of shape {shape}; expected tokens (b, n, c) with c = 12 and n above 1, "
+        with pytest.raises(ValueError, match=re.escape(expected)):
+            layer(torch.randn(shape, dtype=torch.float64))
     with pytest.raises(ValueError, match="it takes neither attn_mask nor is_causal"):
         layer(torch.randn(1, 7, 12, dtype=torch.float64), is_causal=True)
 
@@ -118,8 +124,9 @@ def test_a_vit_of_timm_is_trained_and_takes_other_sizes() -> None:
     assert model(torch.randn(2, 3, 96, 96)).shape == (2, 5)
 
 
-def test_some_of_its_layers_are_replaced() -> None:
-    model = polynl.replace_attention(vit(), "poly_sa", names=["blocks.5.attn"])
+@pytest.mark.parametrize("names", ["blocks.5.attn", ["blocks.5.attn"]])
+def test_some_of_its_layers_are_replaced(names: str | list[str]) -> None:
+    model = polynl.replace_attention(vit(), "poly_sa", names=names)
     assert [name for name, module in model.named_modules() if isinstance(module, PolySA)] == ["blocks.5.attn"]
 
 
@@ -128,6 +135,7 @@ def test_some_of_its_layers_are_replaced() -> None:
     [
         ("test_vit", {}, {"attention": "poly_nl"}, "attention='poly_nl': expected one of poly_sa"),
         ("test_vit", {}, {"names": ["blocks.0"]}, "'blocks.0' is not an Attention of timm"),
+        ("test_vit", {}, {"names": []}, "names is empty: name an Attention of timm"),
         ("test_vit", {"scale_attn_norm": True}, {}, "blocks.0.attn: an attention with a norm cannot"),
     ],
 )
@@ -141,10 +149,10 @@ def test_what_cannot_be_replaced_is_said_and_left(
 
 
 def test_a_model_without_attention_or_grid() -> None:
-    with pytest.raises(ValueError, match=r"Linear does not say its grid of patches: pass grid="):
-        polynl.replace_attention(nn.Linear(2, 2), "poly_sa")
     with pytest.raises(ValueError, match="Linear has no Attention of timm"):
-        polynl.replace_attention(nn.Linear(2, 2), "poly_sa", grid=(2, 2))
+        polynl.replace_attention(nn.Linear(2, 2), "poly_sa")
+    with pytest.raises(ValueError, match=r"Sequential does not say its grid of patches: pass grid="):
+        polynl.replace_attention(nn.Sequential(vit()), "poly_sa")
 
 
 def test_the_example_in_the_docs_runs(run_example: Any) -> None:

@@ -15,6 +15,13 @@ def positive(name: str, value: int) -> int:
     return operator.index(value)
 
 
+def not_negative(name: str, value: int) -> int:
+    """`value`, if it is an integer and not negative."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or value < 0:
+        raise ValueError(f"{name}={value!r}: expected a whole number, 0 or above")
+    return operator.index(value)
+
+
 def flag(name: str, value: bool) -> bool:
     """`value`, if it is True or False."""
     return choice(name, value, (True, False))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from polynl.blocks.options import divides, positive
+from polynl.blocks.options import divides, not_negative, positive
 from polynl.functional.poly_sa import poly_sa
 
 
@@ -50,7 +50,7 @@ class PolySA(nn.Module):
         if isinstance(grid, str) or not isinstance(grid, Sequence) or len(grid) != 2:
             raise ValueError(f"grid={grid!r}: expected a height and a width")
         self.grid = positive("grid", grid[0]), positive("grid", grid[1])
-        self.prefix_tokens = 0 if prefix_tokens == 0 else positive("prefix_tokens", prefix_tokens)
+        self.prefix_tokens = not_negative("prefix_tokens", prefix_tokens)
         self.input_grid: tuple[int, int] | None = None
         home = {"device": device, "dtype": dtype}
         self.qkv = nn.Linear(channels, 3 * channels, bias=qkv_bias, **home)
@@ -73,6 +73,11 @@ class PolySA(nn.Module):
         """Tokens, the prefix first; a mask of pairs cannot be used, since pairs are not compared."""
         if attn_mask is not None or is_causal:
             raise ValueError("Poly-SA compares no pairs of tokens: it takes neither attn_mask nor is_causal")
+        if x.dim() != 3 or x.shape[-1] != self.channels or x.shape[1] <= self.prefix_tokens:
+            raise ValueError(
+                f"got a tensor of shape {tuple(x.shape)}; expected tokens (b, n, c) with c = {self.channels} "
+                f"and n above {self.prefix_tokens}, the number of prefix tokens"
+            )
         batch, tokens, _ = x.shape
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         p1, p2 = (self._at(parameter, tokens) for parameter in (self.p1, self.p2))

@@ -22,11 +22,11 @@ def replace_attention(
     model: Model,
     attention: str,
     *,
-    names: Sequence[str] | None = None,
+    names: str | Sequence[str] | None = None,
     grid: Sequence[int] | None = None,
     prefix_tokens: int | None = None,
 ) -> Model:
-    """Replace timm's `Attention` in all blocks of a ViT, or the modules of these `names`; return the model.
+    """Replace timm's `Attention` in all blocks of a ViT, or at one or several `names`; return the model.
 
     `attention` is "poly_sa", see `PolySA`. The projections keep their values and names, but the network has
     to be trained further. `grid`, the height and width in patches, and `prefix_tokens` default to the
@@ -36,6 +36,13 @@ def replace_attention(
     if attention not in ATTENTION:
         hint = near_matches(attention, ATTENTION)
         raise ValueError(f"attention={attention!r}: expected one of {', '.join(ATTENTION)}.{hint}")
+    if names is None:
+        found = _attentions(model)
+    else:
+        found = {name: _named(model, name) for name in ([names] if isinstance(names, str) else names)}
+    if not found:
+        why = f"{type(model).__name__} has no" if names is None else "names is empty: name an"
+        raise ValueError(f"{why} Attention of timm to replace")
     host: Any = model
     if grid is None:
         grid = getattr(getattr(host, "patch_embed", None), "grid_size", None)
@@ -45,9 +52,6 @@ def replace_attention(
         )
     if prefix_tokens is None:
         prefix_tokens = getattr(host, "num_prefix_tokens", 0)
-    found = _attentions(model) if names is None else {name: _named(model, name) for name in names}
-    if not found:
-        raise ValueError(f"{type(model).__name__} has no Attention of timm to replace")
     new = {name: _poly_sa(name, module, grid, prefix_tokens) for name, module in found.items()}
     for name, module in new.items():
         model.set_submodule(name, module)
