@@ -110,8 +110,9 @@ def vit(name: str = "test_vit", **options: Any) -> nn.Module:
     return timm.create_model(name, img_size=64, num_classes=5, **options)
 
 
-def test_a_vit_of_timm_is_trained_and_takes_other_sizes() -> None:
-    model = vit(dynamic_img_size=True)
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_a_vit_of_timm_is_trained_and_takes_other_sizes(qk_norm: bool) -> None:
+    model = vit(dynamic_img_size=True, qk_norm=qk_norm)
     before = model.state_dict()
     polynl.replace_attention(model, "poly_sa")
     after = model.state_dict()
