@@ -110,6 +110,19 @@ def test_the_seeds_count_as_in_students_interval() -> None:
     assert half == pytest.approx(4.303 * error, rel=0.05)  # t with 2 degrees of freedom, at 97.5 %
 
 
+def test_intervals_end_where_percentages_do() -> None:
+    """With two seeds far apart, Student's interval is many times as wide as any score can be."""
+    all_right, none_right = np.ones(20), np.zeros(20)
+    found = evidence(a=[all_right, none_right], b=[none_right, all_right])
+    alone, difference = found.interval("a", "top1"), found.difference("a", "b", "top1")
+    assert (alone.value, alone.low, alone.high) == (50, 0, 100)
+    assert (difference.value, difference.low, difference.high) == (0, -100, 100)
+    # A lower score may differ from a higher one by less than 0, however few the seeds.
+    low, high = [np.arange(20) < 2, np.arange(20) < 3], [all_right, all_right]
+    worse = evidence(a=low, b=high).difference("a", "b", "top1")
+    assert worse.low == -100 < worse.value < worse.high < 0
+
+
 def test_replicates_are_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     right = [np.random.default_rng(seed).random(50) < 0.5 for seed in range(2)]
     whole = evidence(a=right).interval("a", "top1")

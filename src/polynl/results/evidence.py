@@ -5,7 +5,9 @@ scored on the drawn images; what counts is the mean over seeds or, for two netwo
 differences seed by seed. To this, a replicate adds what other seeds would have changed: the standard error
 of that mean over the seeds, times a number drawn from Student's t with one degree of freedom fewer than there
 are seeds. Drawing the few seeds themselves would give intervals that end at the best and the worst of them,
-which are far too narrow. An interval is from the 2.5th to the 97.5th percentile of the replicates.
+which are far too narrow. An interval is from the 2.5th to the 97.5th percentile of the replicates. Scores are
+percentages, and a replicate may add a score that no network can have; so intervals of scores are cut at 0 and
+100, and those of differences at −100 and 100.
 
 With one seed only the images are drawn: the interval then leaves out how much trainings differ.
 """
@@ -49,7 +51,8 @@ class Evidence:
 
     def interval(self, name: str, score: str) -> Interval:
         """The mean of a network's score over its seeds."""
-        return self._interval({seed: self._scored(name, seed)[score] for seed in self._outcomes[name]})
+        values = {seed: self._scored(name, seed)[score] for seed in self._outcomes[name]}
+        return self._interval(values, lowest=0)
 
     def common_seeds(self, name: str, base: str) -> list[int]:
         """The seeds that both networks were trained with."""
@@ -60,7 +63,8 @@ class Evidence:
         """The mean of a network's score minus that of another, over the seeds that both have."""
         seeds = self.common_seeds(name, base)
         return self._interval(
-            {seed: self._scored(name, seed)[score] - self._scored(base, seed)[score] for seed in seeds}
+            {seed: self._scored(name, seed)[score] - self._scored(base, seed)[score] for seed in seeds},
+            lowest=-100,
         )
 
     def seeds(self, name: str) -> int:
@@ -93,8 +97,8 @@ class Evidence:
             }
         return self._scores[name, seed]
 
-    def _interval(self, values: Mapping[int, Array]) -> Interval:
-        """The interval of a mean over seeds, from values as `_scored` has them."""
+    def _interval(self, values: Mapping[int, Array], lowest: float) -> Interval:
+        """The interval of a mean over seeds, from values from `lowest` to 100 as `_scored` has them."""
         by_seed = np.stack([values[seed] for seed in sorted(values)])
         means, seeds = by_seed.mean(0), len(by_seed)
         replicates = means[1:]
@@ -102,7 +106,8 @@ class Evidence:
             error = by_seed[:, 0].std(ddof=1) / seeds**0.5
             replicates = replicates + error * np.random.default_rng(1).standard_t(seeds - 1, len(replicates))
         # A replicate without anything to find has no score.
-        low, high = np.nanpercentile(replicates, [(100 - CONFIDENCE) / 2, (100 + CONFIDENCE) / 2])
+        ends = np.nanpercentile(replicates, [(100 - CONFIDENCE) / 2, (100 + CONFIDENCE) / 2])
+        low, high = ends.clip(lowest, 100)
         return Interval(float(means[0]), float(low), float(high))
 
 
