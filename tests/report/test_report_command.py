@@ -64,6 +64,7 @@ def test_what_cannot_be_reported(tmp_path: Path, capsys: pytest.CaptureFixture[s
     layers().save(tmp_path / "bench" / "layers.json")
     for words, message in (
         ([tmp_path / "bench", "--out", tmp_path], f"--out: {tmp_path} is a folder; expected a file."),
+        ([tmp_path / "bench", "--out", tmp_path / "page"], f"--out: {tmp_path / 'page'} must end in .html."),
         ([tmp_path / "nowhere"], f"{tmp_path / 'nowhere'}: there is no such folder"),
         ([tmp_path / "bench", tmp_path], f"{tmp_path}: it contains no results of polynl"),
     ):
@@ -71,7 +72,7 @@ def test_what_cannot_be_reported(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert (code, out) == (2, "")
         assert message in " ".join(err.split())
         assert "Traceback" not in err
-    assert not (tmp_path / "report.html").exists()
+    assert [file.name for file in tmp_path.iterdir()] == ["bench"]
 
 
 def test_no_folder_at_all(

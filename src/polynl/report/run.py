@@ -25,6 +25,9 @@ def run_report(folders: Sequence[Path], out: Path, console: Console) -> Path:
     if not folders:
         raise SettingsError(f"specify the folders to report: {EXPECTED}.")
     check_destination(out, "file", "--out")
+    # A browser shows a local file of another name as text.
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise SettingsError(f"--out: {out} must end in .html.")
     names = [folder.resolve().name for folder in folders]
     return write_report(load_runs(folders), out, console, names)
 
