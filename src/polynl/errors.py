@@ -67,6 +67,15 @@ def near_matches(word: str, choices: Iterable[str]) -> str:
     return f" Did you mean {' or '.join(near)}?" if near else ""
 
 
+def sentence(text: object) -> str:
+    """Text with a mark at its end, such as an error that ends in a question or in none.
+
+    >>> sentence("no such file"), sentence("no such file."), sentence("no block x. Did you mean y?")
+    ('no such file.', 'no such file.', 'no block x. Did you mean y?')
+    """
+    return str(text) if str(text).endswith((".", "?")) else f"{text}."
+
+
 def shortened(names: Sequence[object], most: int = 3) -> str:
     """The names, or the first few and the number of the others.
 

@@ -24,7 +24,12 @@ from polynl import insert
 from polynl.data.images import read_image
 from polynl.explain import detection_score, feature_norms, grad_cam, influence_map
 from polynl.explain.explanation import Explanation, Query, class_number, explain_image
-from polynl.explain.networks import network_by_name, network_from_checkpoint, networks_from_checkpoints
+from polynl.explain.networks import (
+    network_by_name,
+    network_from_checkpoint,
+    networks_by_name,
+    networks_from_checkpoints,
+)
 from polynl.explain.run import move_networks, run_explain
 from polynl.train.recipe_file import load_recipe, to_yaml
 
@@ -299,6 +304,16 @@ def test_networks_by_name_side_by_side(images: Path, tmp_path: Path, capsys: Any
     assert "resnet18 + poly_nl@layer3.1 (random weights): load others with --weights FILE." in out
     assert "mobilenet_v3_small (random weights): " in out
     assert drawn(tmp_path / "out") == {f"a-{kind}.png" for kind in KINDS}
+
+
+def test_networks_of_one_name_from_two_libraries_are_told_apart() -> None:
+    networks = networks_by_name(["torchvision/resnet18", "timm/resnet18", "timm/resnet10t", "timm/resnet10t"])
+    assert [network.name.removesuffix(" (random weights)") for network in networks] == [
+        "torchvision/resnet18",
+        "timm/resnet18",
+        "resnet10t",
+        "resnet10t",
+    ]
 
 
 def test_strides_in_the_1x1_convolution() -> None:

@@ -16,7 +16,7 @@ from torchvision.transforms._presets import ImageClassification
 from torchvision.transforms.v2 import Identity, InterpolationMode, Transform
 
 from polynl.data.images import val_transform
-from polynl.errors import SettingsError
+from polynl.errors import SettingsError, sentence
 from polynl.explain.capture import Images, block_of, is_detector
 from polynl.insertion import insert, inserted
 from polynl.models.libraries import library_network
@@ -104,6 +104,12 @@ def networks_by_name(
             f"order; --weights {NO_WEIGHTS} stands for random weights."
         )
     found = [_from_library(name) for name in names]
+    # torchvision and timm have networks of the same name.
+    archs = [arch for arch, _ in {(network.name, name) for network, name in zip(found, names, strict=True)}]
+    found = [
+        replace(network, name=name) if archs.count(network.name) > 1 else network
+        for network, name in zip(found, names, strict=True)
+    ]
     inserts = [_having(found, block.partition("@")[2]) for block in blocks]
     strided = _having(found, "layer2.0.conv3") if stride_in_1x1 else []
     networks = []
@@ -166,7 +172,7 @@ def _option(option: str) -> Iterator[None]:
     except OSError as error:
         raise SettingsError(f"{option}: {error.filename} cannot be read: {error.strerror}.") from None
     except (TypeError, ValueError) as error:
-        raise SettingsError(f"{option}: {str(error).removesuffix('.')}.") from None
+        raise SettingsError(f"{option}: {sentence(error)}") from None
 
 
 def _from_library(name: str) -> ExplainedNetwork:
