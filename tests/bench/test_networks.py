@@ -114,5 +114,6 @@ def test_networks_of_libraries_by_their_names(network: str, placement: str, tmp_
     ],
 )
 def test_networks_of_libraries_that_cannot_be_measured(network: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=re.escape(message)):
+    with pytest.raises(SettingsError, match=re.escape(message)) as caught:
         run_networks(replace(TINY, network=network, out=tmp_path), Console(quiet=True))
+    assert "?." not in str(caught.value)

@@ -22,7 +22,7 @@ from polynl.bench.detectors import (
 )
 from polynl.bench.runner import measure_points, random_maps, start_or_resume, write_tables
 from polynl.bench.settings import NetSettings
-from polynl.errors import SettingsError, check_choices
+from polynl.errors import SettingsError, check_choices, sentence
 from polynl.models.libraries import LIBRARIES, library_network
 from polynl.models.resnet import PLACEMENTS, insert_at, resnet
 from polynl.results.benchmark import Point, Results
@@ -69,7 +69,7 @@ def _of_library(name: str, block: BlockBuilder | None, placement: str, side: int
             insert_at(model, block, placement, example=example)
     except ValueError as error:
         modules = "" if block is None else " Choose modules of the network: --placements MODULE …"
-        raise SettingsError(f"--network {name}: {str(error).rstrip('.')}.{modules}") from None
+        raise SettingsError(f"--network {name}: {sentence(error)}{modules}") from None
     with torch.no_grad():
         if block is None and not isinstance(model.eval()(example), Tensor):
             raise SettingsError(f"--network {name}: only classifiers can be measured by their names.")

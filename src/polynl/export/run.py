@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from torch import Tensor, nn
 
-from polynl.errors import RunStoppedError, SettingsError, near_matches
+from polynl.errors import RunStoppedError, SettingsError, near_matches, sentence
 from polynl.export.checks import Export, ExportError
 from polynl.export.runtimes import RUNTIMES
 from polynl.export.writing import TOLERANCE, export
@@ -67,7 +67,7 @@ def run_export(
     except ExportError as error:
         raise RunStoppedError(f"{error}.") from error
     except ValueError as error:
-        raise SettingsError(str(error).removesuffix(".") + ".") from error
+        raise SettingsError(sentence(error)) from error
     description = file.with_name(f"{file.name}.json")
     content = described(trained, done, example, dynamic, settings.module)
     write_atomically(description, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
