@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "functional": {"functional", "files"},
     "blocks": {"blocks", "functional", "errors"},
     "insertion": {"insertion", "blocks", "errors"},
-    "beyond": {"beyond", "blocks", "functional"},
+    "beyond": {"beyond", "blocks", "functional", "files"},
     "integrations": {"integrations", "blocks"},
     "models": {"models", "insertion", "blocks", "functional", "config", "errors"},
     "data": {"data", "config", "errors", "files"},

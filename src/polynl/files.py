@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +55,60 @@ def _flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def make_folder(path: Path) -> None:
-    """Create the folder of --out; a SettingsError says why it cannot be created."""
+@contextmanager
+def output_folder(path: Path) -> Iterator[None]:
+    """Create the folder of --out; at the end, remove what was created if there is no file in it.
+
+    A SettingsError says why it cannot be created.
+    """
+    created = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise SettingsError(f"--out: {path} is a file; expected a folder.") from None
     except OSError as error:
         raise SettingsError(f"--out: {path} cannot be written to: {error.strerror}.") from None
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # one that is not empty, and so are those that contain it
+            for folder in created:
+                folder.rmdir()
+
+
+@contextmanager
+def temporary_folder(name: str, parent: Path) -> Iterator[Path]:
+    """A hidden folder of that name and some letters, deleted at the end.
+
+    A process that is killed cannot delete its own; the next one with this name and parent does.
+    """
+    with ExitStack() as locks:
+        with ExitStack() as meanwhile:
+            # So that nobody takes a folder for an abandoned one before it is locked.
+            _lock(parent, meanwhile, wait=True)
+            for abandoned in parent.glob(f".{name}-*.tmp"):
+                with ExitStack() as lock:
+                    if _lock(abandoned, lock):
+                        shutil.rmtree(abandoned, ignore_errors=True)
+            folder = Path(tempfile.mkdtemp(prefix=f".{name}-", suffix=".tmp", dir=parent))
+            _lock(folder, locks)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lock(folder: Path, held: ExitStack, *, wait: bool = False) -> bool:
+    """Lock a folder until `held` is closed or the process dies; whether that was possible."""
+    try:
+        import fcntl
+
+        descriptor = os.open(folder, os.O_RDONLY)
+        held.callback(os.close, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except (ImportError, OSError):  # Windows; another process has it, or the file system has no locks
+        return False
+    return True
 
 
 def read_json(path: Path) -> Any:

@@ -396,6 +396,7 @@ def test_bad_input_leaves_nothing_behind(tmp_path: Path) -> None:
         ({"prepare": lambda x: x[..., ::2]}, ValueError, "expected a function of single pixels"),
         ({"out": "map.png"}, ValueError, "expected a file that ends in .npy"),
         ({"out": "nowhere/map.npy"}, FileNotFoundError, "there is no folder nowhere"),
+        ({"keep": "nowhere"}, FileNotFoundError, "keep='nowhere': there is no such folder"),
         ({"model": "resnet18"}, TypeError, "model is a str; expected a torch.nn.Module"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from polynl.explain.explanation import Explanation
 from polynl.explain.figures import DPI, influence_figure
 from polynl.explain.influence import check_contributions, influence_in_parts
 from polynl.explain.networks import ExplainedNetwork
-from polynl.files import write_atomically
+from polynl.files import temporary_folder, write_atomically
 
 # Pixels on a side of the picture beside an influence map, and cells of the map as it is drawn.
 PICTURE, CELLS = 1000, 256
@@ -59,8 +58,8 @@ class Large:
         height, width = self.reader.shape[-2:]
         frame = Frame(height, width)
         frame.cells(pixel, (1, 1))  # raises an error before there is work to lose
-        with tempfile.TemporaryDirectory(prefix="polynl-map-", dir=self.folder) as folder:
-            x = self._run(Until(self.network.model, name, before=True), out=Path(folder, "x.npy"))
+        with temporary_folder("polynl-map", self.folder) as folder:
+            x = self._run(Until(self.network.model, name, before=True), out=folder / "x.npy")
             if x.ndim != 4:
                 raise ValueError(f"{name} gets {x.shape}; expected a map (b, c, h, w)")
             row, column = (cells.start for cells in frame.cells(pixel, x.shape[-2:]))

@@ -14,7 +14,7 @@ from polynl.data.images import UnreadableImageError, check_originals_stay, image
 from polynl.data.large_images import LARGE_SUFFIXES, open_large
 from polynl.errors import RunStoppedError, SettingsError, near_matches
 from polynl.explain.networks import ExplainedNetwork
-from polynl.files import make_folder
+from polynl.files import output_folder
 from polynl.predict.classes import PREDICTIONS, TABLE, ClassTable
 
 
@@ -45,22 +45,22 @@ def run_apply(
     _check(network, request)
     check_originals_stay(images, [file for name in names for file in request.files(out, name)])
     table = ClassTable(network.labels, out, top=request.top)
-    make_folder(out)
     unreadable = 0
-    for path, name in zip(images, names, strict=True):
-        try:
-            said = f"{path}: {_applied(path, name, network, request, out, table)}"
-        except UnreadableImageError as error:
-            said = f"skipped: {error}"
-            unreadable += 1
-        except SettingsError:
-            raise
-        except ValueError as error:  # a network that cannot be run in tiles, or a tile that is too small
-            raise SettingsError(f"{path}: {error}.") from error
-        _print(console, said)
-    if table.content["images"]:
-        table.save()
-        _print(console, f"{TABLE} and {PREDICTIONS} are in {out}.")
+    with output_folder(out):
+        for path, name in zip(images, names, strict=True):
+            try:
+                said = f"{path}: {_applied(path, name, network, request, out, table)}"
+            except UnreadableImageError as error:
+                said = f"skipped: {error}"
+                unreadable += 1
+            except SettingsError:
+                raise
+            except ValueError as error:  # a network that cannot be run in tiles, or a tile that is too small
+                raise SettingsError(f"{path}: {error}.") from error
+            _print(console, said)
+        if table.content["images"]:
+            table.save()
+            _print(console, f"{TABLE} and {PREDICTIONS} are in {out}.")
     if unreadable:
         raise RunStoppedError(f"{unreadable} of {len(images)} images could not be read, see above.")
 

@@ -23,7 +23,7 @@ from polynl.errors import RunStoppedError, SettingsError
 from polynl.explain.explanation import Explanation, Query, explain_image
 from polynl.explain.figures import DPI, FIGURES
 from polynl.explain.networks import ExplainedNetwork
-from polynl.files import make_folder, write_atomically
+from polynl.files import output_folder, write_atomically
 
 
 def run_explain(
@@ -34,22 +34,22 @@ def run_explain(
     names = names_apart(images)
     check_originals_stay(images, [out / f"{name}-{kind}.png" for name in names for kind in FIGURES])
     _check_options(networks, query)
-    make_folder(out)
     # Classifiers accept thin images, detectors do not.
     read = read_for_detector if any(network.detects for network in networks) else read_image
     explanations: list[list[Explanation]] = []
-    for path, name in zip(images, names, strict=True):
-        try:
-            image = read(path, upright=True)
-        except UnreadableImageError as error:
-            _print(console, f"skipped: {error}")
-            continue
-        try:
-            explanations.append([explain_image(network, image, query) for network in networks])
-        except SettingsError as error:
-            raise SettingsError(f"{path}: {error}") from error
-        written = _write_figures(explanations[-1], out, name)
-        _print_summary(path, explanations[-1], written, console)
+    with output_folder(out):
+        for path, name in zip(images, names, strict=True):
+            try:
+                image = read(path, upright=True)
+            except UnreadableImageError as error:
+                _print(console, f"skipped: {error}")
+                continue
+            try:
+                explanations.append([explain_image(network, image, query) for network in networks])
+            except SettingsError as error:
+                raise SettingsError(f"{path}: {error}") from error
+            written = _write_figures(explanations[-1], out, name)
+            _print_summary(path, explanations[-1], written, console)
     if len(explanations) < len(images):
         unreadable = len(images) - len(explanations)
         raise RunStoppedError(f"{unreadable} of {len(images)} images could not be read, see above.")

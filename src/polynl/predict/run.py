@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from polynl.data.images import UnreadableImageError, check_originals_stay, image_files, names_apart
 from polynl.errors import RunStoppedError, SettingsError
-from polynl.files import make_folder
+from polynl.files import output_folder
 from polynl.predict.classes import ClassPredictor
 from polynl.predict.detections import DetectionPredictor
 from polynl.tasks.base import DetectionTask, Task
@@ -67,9 +67,8 @@ def run_predict(
     check_originals_stay(images, predictor.pictures(names))
     set_up_torch(settings)
     unreadable = 0
-    with join_processes(settings.device) as processes:
+    with join_processes(settings.device) as processes, output_folder(out):
         model = trained.load(processes.device)
-        make_folder(out)
         for path, name in zip(images, names, strict=True):
             try:
                 image = predictor.read(path)
@@ -80,8 +79,8 @@ def run_predict(
             with torch.no_grad(), autocast(settings, processes.device):
                 said = predictor.add(model, path, name, image.to(processes.device))
             _print(console, f"{path}: {said}")
-    if unreadable < len(images):  # or the files of earlier predictions would be lost for nothing
-        _print(console, f"{predictor.save()} in {out}.")
+        if unreadable < len(images):  # or the files of earlier predictions would be lost for nothing
+            _print(console, f"{predictor.save()} in {out}.")
     if unreadable:
         raise RunStoppedError(f"{unreadable} of {len(images)} images could not be read, see above.")
     return predictor.content

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from polynl.beyond.tiles.plan import Pair, TilePlan, make_plan
 from polynl.beyond.tiles.running import run_on_tile
 from polynl.beyond.tiles.sites import Site
 from polynl.beyond.tiles.until import Until
+from polynl.files import temporary_folder
 
 
 def run_tiled(
@@ -62,6 +62,8 @@ def run_tiled(
     True
     """
     check_out(out)
+    if keep is not None and not Path(keep).is_dir():
+        raise FileNotFoundError(f"keep={str(keep)!r}: there is no such folder")
     like = _like(model, image)
     source = Image(image, prepare, like)
     plan = plan_tiles(model, image, tile, prepare=prepare, until=until, halo=halo, stride=stride)
@@ -106,8 +108,8 @@ def _folder(keep: str | Path | None) -> Iterator[Path | None]:
     if keep is None:
         yield None
         return
-    with tempfile.TemporaryDirectory(prefix="polynl-features-", dir=keep) as name:
-        yield Path(name)
+    with temporary_folder("polynl-features", Path(keep)) as folder:
+        yield folder
 
 
 class _Stop(BaseException):  # not an Exception, which a model may catch
