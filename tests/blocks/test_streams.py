@@ -106,6 +106,9 @@ def test_a_state_of_another_model_is_refused() -> None:
             other.load_state_dict(stream.state_dict())
     with Stream(PolyNL(CHANNELS, reduction=2).double()) as narrow, pytest.raises(ValueError, match="another"):
         narrow.load_state_dict(stream.state_dict())
+    cut = {key: tensor for key, tensor in stream.state_dict().items() if not key.endswith("count")}
+    with pytest.raises(ValueError, match="the state of model is incomplete: it has no count"):
+        stream.load_state_dict(cut)
     assert narrow.state_dict() == {}
 
 

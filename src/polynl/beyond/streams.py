@@ -79,6 +79,9 @@ class Stream:
             found.setdefault(name, {})[part], kinds[name] = tensor, kind
         self.reset()
         for name, parts in found.items():
+            if "count" not in parts:
+                self.reset()
+                raise ValueError(f"the state of {name} is incomplete: it has no count")
             summary = KINDS[kinds[name]](parts.pop("count"), parts)
             if summary.shapes() != self._blocks[name].summary_shapes():
                 self.reset()
