@@ -274,6 +274,8 @@ def test_progress_says_what_it_will_cost(capsys: pytest.CaptureFixture[str]) -> 
     said = capsys.readouterr().err
     assert said.startswith("9 tiles of 16 × 16 pixels, with halos of up to 8 rows and 8 columns. 2 passes")
     assert "for the network itself and the output, which needs one tile" in said
+    plan = plan_tiles(randomized(nn.Conv2d(3, 2, 3)), image(1, 3, 40, 40), 16)
+    assert "columns. 1 pass, for the output: 2.2 times the work" in str(plan)
 
 
 def test_an_image_of_one_tile_is_run_as_it_is() -> None:
@@ -376,7 +378,13 @@ def test_bad_input_leaves_nothing_behind(tmp_path: Path) -> None:
     x[..., 80, 60] = torch.nan
     with pytest.raises(ValueError, match=r"NaN or infinite values in rows 48 to 89, columns 24 to 69"):
         run_tiled(model, x, 24, out=tmp_path / "out.npy", keep=tmp_path, progress=False)
+    # Without a pass before the last, the file of the output is half written by then.
+    with pytest.raises(ValueError, match="NaN or infinite values"):
+        run_tiled(randomized(nn.Conv2d(3, 2, 3)), x, 24, out=tmp_path / "out.npy", progress=False)
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "out.npy").mkdir()
+    with pytest.raises(IsADirectoryError, match="is a folder; expected a file"):
+        run_tiled(model, x, 24, out=tmp_path / "out.npy", progress=False)
 
 
 @pytest.mark.parametrize(
@@ -384,6 +392,7 @@ def test_bad_input_leaves_nothing_behind(tmp_path: Path) -> None:
     [
         ({"tile": 4}, ValueError, "tile=4 is smaller than the halo of 8 pixels .* use at least 8"),
         ({"tile": 0}, ValueError, "tile=0: expected an integer of at least 1"),
+        ({"tile": 16.0}, ValueError, "tile=16.0: expected an integer of at least 1"),
         ({"tile": (16, 16, 16)}, ValueError, "tile=.*or two of them"),
         ({"halo": 5}, ValueError, r"halo=5: expected a multiple of the network's stride, \(4, 4\)"),
         ({"image": [[1.0]]}, TypeError, "image is a list; expected a tensor"),

@@ -93,6 +93,8 @@ def check_out(out: Out) -> None:
         return
     if Path(out).suffix != ".npy":
         raise ValueError(f"out={str(out)!r}: expected a file that ends in .npy, or a function")
+    if Path(out).is_dir():
+        raise IsADirectoryError(f"out={str(out)!r} is a folder; expected a file")
     if not Path(out).parent.is_dir():
         raise FileNotFoundError(f"out={str(out)!r}: there is no folder {Path(out).parent}")
 

@@ -53,11 +53,11 @@ class TilePlan:
         if tiles == 1:
             return "The image fits into one tile: one pass."
         needing = ", ".join(site.module or "the network itself" for site in self.reducing)
+        passes = f"{len(self.reducing) + 1} passes, for {needing} and" if needing else "1 pass, for"
         last = "the output" if self.dense else "the output, which needs one tile"
         return (
             f"{tiles} tiles of {height} × {width} pixels, with halos of up to {max(above, below)} rows and "
-            f"{max(left, right)} columns. {len(self.reducing) + 1} passes"
-            f"{f', for {needing} and' if needing else ':'} {last}: "
+            f"{max(left, right)} columns. {passes} {last}: "
             f"{self.work(keep=keep):.1f} times the work of the whole image at once."
         )
 
@@ -109,7 +109,7 @@ def check_evaluating(model: nn.Module) -> None:
 
 def pair(name: str, value: Pair, multiple_of: tuple[int, int] = (1, 1), least: int = 1) -> tuple[int, int]:
     """A number for rows and one for columns, checked."""
-    values = (value, value) if isinstance(value, int) else tuple(value)
+    values = tuple(value) if isinstance(value, tuple | list) else (value, value)
     whole = len(values) == 2 and all(isinstance(one, int) and not isinstance(one, bool) for one in values)
     if not whole or isinstance(value, bool) or min(values) < least:
         raise ValueError(f"{name}={value!r}: expected an integer of at least {least}, or two of them")
