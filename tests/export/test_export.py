@@ -174,6 +174,22 @@ def test_a_runtime_that_cannot_read_its_file_leaves_none(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_network_trained_in_channels_last(tmp_path: Path) -> None:
+    """XNNPACK refuses a convolution in that layout whose batch norm it folds."""
+    model = small_network().to(memory_format=torch.channels_last)
+    assert not model[0].weight.is_contiguous()
+    file = polynl.export.to_torch(model, tmp_path / "m.pt2", torch.randn(1, 3, 9, 9)).file
+    assert all(value.is_contiguous() for value in torch.export.load(file).state_dict.values())
+    assert not model[0].weight.is_contiguous()
+
+
+def test_executorch_runs_a_network_trained_in_channels_last(tmp_path: Path) -> None:
+    need("executorch")
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+    model = randomised(model).to(memory_format=torch.channels_last)
+    polynl.export.to_executorch(model, tmp_path / "m.pte", torch.randn(1, 3, 9, 9), dynamic=OPEN)
+
+
 def test_the_model_stays_as_it_is_and_fixed_sizes_get_three_inputs(tmp_path: Path) -> None:
     model = small_network().train()
     done = polynl.export.to_torch(model, tmp_path / "new" / "m.pt2", torch.zeros(1, 3, 9, 9))

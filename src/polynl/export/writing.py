@@ -51,7 +51,9 @@ def export(
     path = _destination(Path(file), runtime)
     _check_example(example)
     axes = open_axes(dynamic, example)
-    model, example = copy.deepcopy(model).cpu().eval(), example.detach().cpu().contiguous()
+    # Networks are trained in channels_last; XNNPACK folds batch norms into weights in the usual layout alone.
+    model = copy.deepcopy(model).cpu().to(memory_format=torch.contiguous_format).eval()
+    example = example.detach().cpu().contiguous()
     if runtime.plans_memory:
         axes = with_limits(axes, example)
     reference: Run = torch.no_grad()(lambda x: tree_leaves(model(x)))
