@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -167,11 +168,67 @@ def test_a_wrong_file_is_not_left_and_an_old_one_is_kept(
 def test_a_runtime_that_cannot_read_its_file_leaves_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    damaged = dataclasses.replace(RUNTIMES["torch"], write=lambda program, file: file.write_bytes(b"no"))
-    monkeypatch.setitem(RUNTIMES, "torch", damaged)
+    converting(monkeypatch, lambda program: lambda file: file.write_bytes(b"no"))
     with pytest.raises(ExportError, match=r"torch.export cannot run this model: "):
         polynl.export.to_torch(small_network(), tmp_path / "m.pt2", torch.randn(1, 3, 9, 9))
     assert list(tmp_path.iterdir()) == []
+
+
+def converting(monkeypatch: pytest.MonkeyPatch, convert: Callable[[ExportedProgram], Any]) -> None:
+    changed = dataclasses.replace(RUNTIMES["torch"], convert=convert)
+    monkeypatch.setitem(RUNTIMES, "torch", changed)
+
+
+def full_disk(file: Path) -> None:
+    file.write_text("half of it")
+    raise OSError(errno.ENOSPC, "No space left on device", str(file))
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    converting(monkeypatch, lambda program: full_disk)
+    file = tmp_path / "m.pt2"
+    with pytest.raises(
+        ExportError, match=f"^{re.escape(str(file))} cannot be written: No space left on device$"
+    ):
+        polynl.export.to_torch(small_network(), file, torch.randn(1, 3, 9, 9))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_on_disk_while_a_program_is_converted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Converters import much, and a signal during an import ends the process at once."""
+    seen: list[list[Path]] = []
+
+    def convert(program: ExportedProgram) -> Any:
+        seen.append(list(tmp_path.iterdir()))
+        return sound(program)
+
+    sound = RUNTIMES["torch"].convert
+    converting(monkeypatch, convert)
+    polynl.export.to_torch(small_network(), tmp_path / "m.pt2", torch.randn(1, 3, 9, 9))
+    assert seen == [[]]
+
+
+def test_an_old_file_is_not_left_with_new_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As .xml and .bin of OpenVINO, if the process ends between the two."""
+    moves = []
+
+    def replace(source: Path, target: Path) -> None:
+        moves.append(target.name)
+        if target.suffix == ".xml":
+            raise KeyboardInterrupt
+        target.write_text(source.read_text())
+
+    (tmp_path / "staged").mkdir()
+    for name in ("m.xml", "m.bin"):
+        (tmp_path / name).write_text("old")
+        (tmp_path / "staged" / name).write_text("new")
+    monkeypatch.setattr("os.replace", replace)
+    with pytest.raises(KeyboardInterrupt):
+        writing._put_in_place(tmp_path / "staged" / "m.xml")
+    assert moves == ["m.bin", "m.xml"]
+    assert not (tmp_path / "m.xml").exists()
 
 
 def test_a_network_trained_in_channels_last(tmp_path: Path) -> None:

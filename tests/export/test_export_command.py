@@ -70,6 +70,8 @@ def test_the_network_of_a_run(folder: Path, capsys: Any) -> None:
         (["--dynamic", "height=no"], "--dynamic height=no: expected height=SIZE, with the largest size."),
         (["--dynamic", "hight"], "no axis is called 'hight'. Did you mean height"),
         (["--out", "m.onnx"], "m.onnx must end in .pt2, since it is for torch.export."),
+        (["--out", f"{TINY}/m.pt2"], "m.pt2 cannot be written: "),
+        (["--out", str(TESTS / "train")], "train is a folder; expected a file."),
         (["--module", "layer33"], "--module: the network has no module 'layer33'. Did you mean layer3"),
         (["--size", "0"], "--size 0: expected a number above 0."),
         (["--model.blok", "none"], "blok: there is no such key"),

@@ -17,7 +17,7 @@ from polynl.errors import RunStoppedError, SettingsError, near_matches, sentence
 from polynl.export.checks import Export, ExportError
 from polynl.export.runtimes import RUNTIMES
 from polynl.export.writing import TOLERANCE, export
-from polynl.files import write_atomically
+from polynl.files import check_destination, write_atomically
 from polynl.tasks.base import DetectionTask
 from polynl.train.run_folder import TrainedModel, find_trained
 
@@ -57,10 +57,11 @@ def run_export(
     dynamic = parsed_axes(settings.dynamic)
     if not checkpoint.exists():
         raise SettingsError(f"no such run or checkpoint: {checkpoint}.")
-    trained = find_trained(checkpoint, recipe, keys, options)
-    model = chosen_module(trained, settings.module)
     folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
     file = folder / f"model{runtime.suffix}" if settings.out is None else settings.out
+    check_destination(file, "file", "--out")
+    trained = find_trained(checkpoint, recipe, keys, options)
+    model = chosen_module(trained, settings.module)
     try:
         example = example_for(trained, settings.size)
         done = export(model, file, example, to=settings.to, dynamic=dynamic, tolerance=settings.tolerance)

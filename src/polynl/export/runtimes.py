@@ -1,8 +1,9 @@
-"""The runtimes: how each writes an exported program to a file, and runs what it reads from one."""
+"""The runtimes: how each converts an exported program, and runs what it reads from a file."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ from polynl.extras import check_package
 
 Run = Callable[[Tensor], list[Tensor]]
 """A program that was read from a file: the outputs for an input."""
+Save = Callable[[Path], Any]
+"""Writes a converted program to a file."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,8 @@ class Runtime:
     suffix: str
     packages: tuple[str, ...]
     """What it imports, beyond torch."""
-    write: Callable[[ExportedProgram, Path], None]
-    """Writes a program to a file with this suffix; further files have the same stem."""
+    convert: Callable[[ExportedProgram], Save]
+    """Gives what writes the program to a file with this suffix; further files have the same stem."""
     load: Callable[[Path], Run]
     plans_memory: bool = False
     """Whether it needs the largest size of every open axis."""
@@ -41,9 +44,11 @@ class Runtime:
             check_package(package)
 
 
-def write_torch(program: ExportedProgram, file: Path) -> None:
-    """torch.export's own format."""
-    torch.export.save(program, file)
+def convert_torch(program: ExportedProgram) -> Save:
+    """torch.export's own format. On a full disk, torch's own writing to files would abort the process."""
+    content = io.BytesIO()
+    torch.export.save(program, content)
+    return lambda file: file.write_bytes(content.getbuffer())
 
 
 def load_torch(file: Path) -> Run:
@@ -52,7 +57,7 @@ def load_torch(file: Path) -> Run:
     return lambda x: tree_leaves(module(x))
 
 
-def write_onnx(program: ExportedProgram, file: Path) -> None:
+def convert_onnx(program: ExportedProgram) -> Save:
     """One file, with the weights."""
     outputs = len(program.graph_signature.user_outputs)
     names = ["output"] if outputs == 1 else [f"output_{number}" for number in range(outputs)]
@@ -60,7 +65,7 @@ def write_onnx(program: ExportedProgram, file: Path) -> None:
         program, dynamo=True, verbose=False, input_names=["input"], output_names=names
     )
     _name_axes(converted.model)
-    converted.save(file, external_data=False)
+    return lambda file: converted.save(file, external_data=False)
 
 
 def _name_axes(model: Any) -> None:
@@ -93,11 +98,12 @@ def load_onnx(file: Path) -> Run:
     return lambda x: [torch.from_numpy(y) for y in session.run(None, {"input": x.numpy()})]
 
 
-def write_openvino(program: ExportedProgram, file: Path) -> None:
+def convert_openvino(program: ExportedProgram) -> Save:
     """An .xml file and a .bin file with the weights, not rounded to fp16."""
     import openvino
 
-    openvino.save_model(openvino.convert_model(program), file, compress_to_fp16=False)
+    converted = openvino.convert_model(program)
+    return lambda file: openvino.save_model(converted, file, compress_to_fp16=False)
 
 
 def load_openvino(file: Path) -> Run:
@@ -109,13 +115,14 @@ def load_openvino(file: Path) -> Run:
     return lambda x: [torch.from_numpy(y.copy()) for y in compiled(x.numpy()).values()]
 
 
-def write_executorch(program: ExportedProgram, file: Path) -> None:
+def convert_executorch(program: ExportedProgram) -> Save:
     """With XNNPACK's kernels for CPUs, as far as it has them."""
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
 
     lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
-    file.write_bytes(lowered.to_executorch().buffer)
+    content = lowered.to_executorch().buffer
+    return lambda file: file.write_bytes(content)
 
 
 def load_executorch(file: Path) -> Run:
@@ -130,13 +137,13 @@ def load_executorch(file: Path) -> Run:
 
 RUNTIMES: dict[str, Runtime] = {
     "onnx": Runtime(
-        "ONNX Runtime", ".onnx", ("onnx", "onnx_ir", "onnxscript", "onnxruntime"), write_onnx, load_onnx
+        "ONNX Runtime", ".onnx", ("onnx", "onnx_ir", "onnxscript", "onnxruntime"), convert_onnx, load_onnx
     ),
-    "openvino": Runtime("OpenVINO", ".xml", ("openvino",), write_openvino, load_openvino),
+    "openvino": Runtime("OpenVINO", ".xml", ("openvino",), convert_openvino, load_openvino),
     "executorch": Runtime(
-        "ExecuTorch", ".pte", ("executorch",), write_executorch, load_executorch, plans_memory=True
+        "ExecuTorch", ".pte", ("executorch",), convert_executorch, load_executorch, plans_memory=True
     ),
-    "torch": Runtime("torch.export", ".pt2", (), write_torch, load_torch),
+    "torch": Runtime("torch.export", ".pt2", (), convert_torch, load_torch),
 }
 """The runtimes by the names that `to` takes."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 import tempfile
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from polynl.errors import check_choices
 from polynl.export.axes import Dynamic, Open, dynamic_shapes, open_axes, three_inputs, traceable, with_limits
 from polynl.export.checks import Comparison, Export, ExportError, compared, median_seconds
-from polynl.export.runtimes import RUNTIMES, Run, Runtime, quiet
+from polynl.export.runtimes import RUNTIMES, Run, Runtime, Save, quiet
 
 TOLERANCE = 1e-4
 
@@ -58,16 +59,17 @@ def export(
         axes = with_limits(axes, example)
     reference: Run = torch.no_grad()(lambda x: tree_leaves(model(x)))
     with torch.no_grad(), quiet():
+        _import_packages(runtime)
         program = exported_program(model, traceable(example, axes), axes)
+        save = _converted(program, runtime)
         with tempfile.TemporaryDirectory(prefix=f".{path.stem}.", dir=path.parent) as folder:
             staged = Path(folder, path.name)
-            run = _written(program, staged, runtime)
+            _save(save, staged, path)
+            run = _loaded(staged, runtime)
             done = _verified(run, reference, three_inputs(example, axes), runtime, tolerance)
             seconds, torch_seconds = median_seconds([partial(run, example), partial(reference, example)])
             del run  # which may hold the file open
-            # The file itself last: whoever finds it finds what belongs to it.
-            for part in sorted(Path(folder).iterdir(), key=lambda part: part.name == path.name):
-                os.replace(part, path.with_name(part.name))
+            _put_in_place(staged)
     return Export(path, runtime.label, done, seconds, torch_seconds)
 
 
@@ -152,10 +154,46 @@ def _check_example(example: Tensor) -> None:
         raise ValueError(f"example has shape {tuple(example.shape)}, which is empty")
 
 
-def _written(program: ExportedProgram, file: Path, runtime: Runtime) -> Run:
+def _import_packages(runtime: Runtime) -> None:
+    """Before there is a temporary folder: an interrupted import ends the process, which would leave it."""
+    for package in runtime.packages:
+        try:
+            importlib.import_module(package)
+        except Exception as error:
+            raise ExportError(f"{package} cannot be imported: {first_line(error)}") from error
+
+
+def _put_in_place(staged: Path) -> None:
+    """Move a file and those that belong to it one folder up, the file itself last.
+
+    Whoever finds it finds what belongs to it: an old one is not left with the weights of the new.
+    """
+    folder = staged.parent.parent
+    *others, file = sorted(staged.parent.iterdir(), key=lambda part: part.name == staged.name)
+    if others:
+        (folder / file.name).unlink(missing_ok=True)
+    for part in (*others, file):
+        os.replace(part, folder / part.name)
+
+
+def _converted(program: ExportedProgram, runtime: Runtime) -> Save:
+    try:
+        return runtime.convert(program)
+    except Exception as error:
+        raise ExportError(f"{runtime.label} cannot run this model: {first_line(error)}") from error
+
+
+def _save(save: Save, staged: Path, path: Path) -> None:
+    try:
+        save(staged)
+    except Exception as error:  # a full disk is no OSError in every runtime
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        raise ExportError(f"{path} cannot be written: {reason}") from error
+
+
+def _loaded(file: Path, runtime: Runtime) -> Run:
     """The program in its runtime, read from the file that was written."""
     try:
-        runtime.write(program, file)
         return runtime.load(file)
     except Exception as error:
         raise ExportError(f"{runtime.label} cannot run this model: {first_line(error)}") from error
