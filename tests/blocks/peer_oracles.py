@@ -8,6 +8,8 @@ CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 BATCH_NORM = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 MAX_POOL = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
 
+MODES = ("embedded_gaussian", "dot_product", "gaussian", "concatenation")
+
 
 def randomised(peer):
     """`peer` in fp64, no parameter or buffer left at a value that hides something."""
