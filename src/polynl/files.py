@@ -57,7 +57,7 @@ def _flush_folder(folder: Path) -> None:
 
 @contextmanager
 def output_folder(path: Path) -> Iterator[None]:
-    """Create the folder of --out; at the end, remove what was created if there is no file in it.
+    """Create the folder of --out; at the end, remove what was created if it holds no file.
 
     A SettingsError says why it cannot be created.
     """
