@@ -167,6 +167,12 @@ def test_a_sequential_with_a_forward_of_its_own():
         insert(Stack(nn.Conv2d(3, 3, 1), nn.ReLU()), "poly_nl", after="")
 
 
+def test_more_axes_than_a_map_has():
+    model = nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Unflatten(1, (1, 2)))
+    with pytest.raises(ValueError, match=r"one map or tokens, got a tensor of shape \(2, 1, 2, 2, 3, 3\)"):
+        insert(model, "poly_nl", after="1", example=torch.zeros(2, 4, 3, 3))
+
+
 def test_a_scripted_module():
     model = Tiny()
     with warnings.catch_warnings():

@@ -126,6 +126,28 @@ def test_prefix_tokens_and_the_grid_are_found(prefix, claim, grid):
     assert layout_at(model, "block.polynl_before") == Layout("tokens", prefix if grid else 0, grid)
 
 
+class Unfolded(nn.Module):
+    """Patches as tokens without a convolution, as in TNT: no map has their grid."""
+
+    num_prefix_tokens = 1
+
+    def __init__(self):
+        super().__init__()
+        self.patches = nn.Linear(12, 8)
+        self.block = nn.LayerNorm(8)
+
+    def forward(self, x):
+        x = self.patches(nn.functional.unfold(x, 2, stride=2).mT)
+        return self.block(torch.cat([x.mean(1, keepdim=True), x], 1))
+
+
+def test_a_claimed_prefix_is_believed_only_where_it_leaves_a_grid():
+    model, x = Unfolded(), torch.zeros(2, 3, 6, 10)
+    insert(model, "poly_nl", before="block", after="patches", example=x)
+    assert layout_at(model, "block.polynl_before") == Layout("tokens", 1, (3, 5))
+    assert layout_at(model, "patches.polynl_after") == Layout("tokens", 0, (3, 5))
+
+
 # Run
 
 

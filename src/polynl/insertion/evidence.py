@@ -103,14 +103,19 @@ class Evidence:
         if grid is not None and prefix_tokens is None:
             prefix_tokens = count - math.prod(grid)
         if prefix_tokens is None:
-            sizes = {math.prod(known) for known in self.grids}
-            candidates = [*([] if hint is None else [hint]), *range(LONGEST_PREFIX + 1)]
-            found = (prefix for prefix in candidates if count - prefix in sizes)
-            prefix_tokens = next(found, hint or 0)
+            prefix_tokens = self._prefix(count, hint)
         positions = count - prefix_tokens
         if prefix_tokens < 0 or positions < 1 or (grid is not None and math.prod(grid) != positions):
             raise ValueError(f"got {count} tokens, which are not {prefix_tokens} before a grid of {grid}")
         return Layout("tokens", prefix_tokens, self._grid(positions) if grid is None else grid)
+
+    def _prefix(self, count: int, hint: int | None) -> int:
+        """The tokens that come before a known map; else those claimed, or none if only that leaves a grid."""
+        sizes = {math.prod(known) for known in self.grids}
+        claimed = [] if hint is None else [hint]
+        known = (prefix for prefix in (*claimed, *range(LONGEST_PREFIX + 1)) if count - prefix in sizes)
+        gridded = (prefix for prefix in (*claimed, 0) if count > prefix and self._grid(count - prefix))
+        return next(known, next(gridded, hint or 0))
 
     def _grid(self, positions: int) -> Grid | None:
         """A shape that a map of the model has, or else the one with exactly the input's proportions."""

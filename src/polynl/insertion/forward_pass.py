@@ -64,7 +64,7 @@ def _fit(place: Place, evidence: Evidence, wanted: Wanted, hint: int | None) -> 
         for value in place.seen:
             if isinstance(value, str):
                 raise ValueError(f"got {value}")
-            if len(value) < 3:
+            if not 3 <= len(value) <= 5:
                 raise ValueError(f"got a tensor of shape {tuple(value)}")
             layouts.append(evidence.layout(value, wanted, hint))
     except ValueError as error:
