@@ -76,6 +76,7 @@ def test_the_sdist_is_the_whole_project(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert names >= {"LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff", "Makefile", "constraints.txt"}
+    assert names >= {"hubconf.py", "CONTRIBUTING.md", "pyproject.toml", "MANIFEST.in"}
     assert names >= {"docs/site/build.py", "tests/test_package.py", "tests/train/tiny.yaml"}
     assert names >= {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")}
 
