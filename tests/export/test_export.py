@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -276,8 +277,10 @@ def test_inputs_have_the_values_of_the_example() -> None:
         ({"dynamic": "batch"}, "dynamic='batch': expected a sequence of names"),
         ({"dynamic": ("depth",)}, r"depth: the example has shape \(1, 3, 9, 9\), without this axis"),
         ({"dynamic": {"height": 8}}, "height: at most 8, but the example"),
+        ({"dynamic": {"batch": 1}}, "batch: at most 1 is a fixed size; leave it out"),
         ({"file": "m.onnx"}, "m.onnx must end in .pt2, since it is for torch.export"),
         ({"example": None}, "example is a NoneType; expected a tensor"),
+        ({"model": torch.relu}, "model is a builtin_function_or_method; expected an nn.Module"),
         ({"example": torch.zeros(0, 3, 9, 9)}, r"example has shape \(0, 3, 9, 9\), which is empty"),
     ],
 )
@@ -287,7 +290,7 @@ def test_mistakes_are_named(
     monkeypatch.chdir(tmp_path)
     options = {"file": "m.pt2", "example": torch.zeros(1, 3, 9, 9), "to": "torch"} | change
     with pytest.raises((ValueError, TypeError), match=message):
-        export(small_network(), **options)
+        export(**{"model": small_network(), **options})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -299,6 +302,59 @@ def test_a_model_that_branches_on_values_is_named(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"torch.export cannot follow Branching: .+"):
         polynl.export.to_torch(Branching(), tmp_path / "m.pt2", torch.randn(1, 3, 9, 9))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_size_that_the_network_itself_fixes_is_named_in_its_words(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 9 * 9, 2))
+    with pytest.raises(ExportError, match=r"Sequential fails on an input \(1, 3, 9, 7\): .+"):
+        polynl.export.to_torch(model, tmp_path / "m.pt2", torch.randn(1, 3, 9, 9), dynamic=["width"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_returns_more_than_tensors_is_named(tmp_path: Path) -> None:
+    class Mixed(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, None, int]:
+            return x, None, 3
+
+    with pytest.raises(ExportError, match="Mixed returns NoneType, int; expected tensors only"):
+        polynl.export.to_torch(Mixed(), tmp_path / "m.pt2", torch.randn(1, 3, 9, 9))
+
+
+def test_what_a_converter_lacks_is_named(tmp_path: Path) -> None:
+    """Not the first line of torch's error, which lists what to do next."""
+    need("onnx")
+
+    class Values(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.linalg.svdvals(x)
+
+    with pytest.raises(ExportError, match=r"ONNX Runtime cannot run this model: No ONNX function .*svd"):
+        polynl.export.to_onnx(Values(), tmp_path / "m.onnx", torch.randn(1, 3, 9, 9))
+
+
+def test_the_reason_is_what_follows_a_colon() -> None:
+    assert (
+        writing.first_line(ValueError("\nconflicts:\n\n  - at most 1\n  - more")) == "conflicts: - at most 1"
+    )
+    assert writing.first_line(ValueError("nothing follows:")) == "nothing follows:"
+    assert writing.first_line(KeyboardInterrupt()) == "KeyboardInterrupt"
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_aotinductor_compiles_blocks(tmp_path: Path) -> None:
+    from torch._inductor import aoti_compile_and_package, aoti_load_package
+
+    names = ("poly_nl", "latent_gnn", "efficient_nl", "tesa")
+    model = randomised(Everything({name: VARIANTS[name] for name in names}))
+    with torch.no_grad():
+        program = writing.exported_program(model, torch.randn(2, CHANNELS, 8, 7), {0: None, 2: None, 3: None})
+        compiled = aoti_load_package(aoti_compile_and_package(program, package_path=str(tmp_path / "m.pt2")))
+        for shape in ((2, CHANNELS, 8, 7), (3, CHANNELS, 5, 9)):
+            x = torch.randn(shape)
+            actual, expected = compiled(x), model(x)
+            assert {name: relative_difference(actual[name], expected[name]) < 1e-5 for name in names} == (
+                dict.fromkeys(names, True)
+            )
 
 
 def test_torchao_quantizes_the_linear_layers_of_blocks() -> None:

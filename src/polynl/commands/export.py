@@ -31,7 +31,7 @@ class Export:
     out: Annotated[Path | None, FILE] = None
     """File to write (default: model.onnx, model.xml, model.pte or model.pt2 in the run's folder)."""
     module: OptionalModule = None
-    """Export only this module of the network, such as the backbone of a detector."""
+    """Export only this module of the network, which takes images, such as the backbone of a detector."""
     size: Annotated[int | None, arg(metavar="SIDE")] = None
     """Side of the square images (default: the recipe's; for detectors 256)."""
     tolerance: float = 1e-4

@@ -38,6 +38,8 @@ def open_axes(dynamic: Dynamic, example: Tensor) -> Open:
             raise ValueError(
                 f"dynamic: {name}: at most {most}, but the example of shape {tuple(example.shape)} is larger"
             )
+        if most == 1:
+            raise ValueError(f"dynamic: {name}: at most 1 is a fixed size; leave it out")
         found[axis] = most
     return found
 

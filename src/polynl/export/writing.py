@@ -50,7 +50,7 @@ def export(
     runtime = RUNTIMES[to]
     runtime.check_installed()
     path = _destination(Path(file), runtime)
-    _check_example(example)
+    _check_types(model, example)
     axes = open_axes(dynamic, example)
     # Networks are trained in channels_last; XNNPACK folds batch norms into weights in the usual layout alone.
     model = copy.deepcopy(model).cpu().to(memory_format=torch.contiguous_format).eval()
@@ -58,15 +58,17 @@ def export(
     if runtime.plans_memory:
         axes = with_limits(axes, example)
     reference: Run = torch.no_grad()(lambda x: tree_leaves(model(x)))
+    inputs = three_inputs(example, axes)
     with torch.no_grad(), quiet():
         _import_packages(runtime)
+        _check_model(model, inputs)
         program = exported_program(model, traceable(example, axes), axes)
         save = _converted(program, runtime)
         with tempfile.TemporaryDirectory(prefix=f".{path.stem}.", dir=path.parent) as folder:
             staged = Path(folder, path.name)
             _save(save, staged, path)
             run = _loaded(staged, runtime)
-            done = _verified(run, reference, three_inputs(example, axes), runtime, tolerance)
+            done = _verified(run, reference, inputs, runtime, tolerance)
             seconds, torch_seconds = median_seconds([partial(run, example), partial(reference, example)])
             del run  # which may hold the file open
             _put_in_place(staged)
@@ -132,9 +134,13 @@ def exported_program(model: nn.Module, example: Tensor, axes: Open) -> ExportedP
 
 
 def first_line(error: BaseException) -> str:
-    """The first line that says something; converters explain at length."""
-    lines = (line.strip() for line in str(error).splitlines())
-    return next((line for line in lines if line), type(error).__name__)
+    """The first line that says something, with what follows its colon; converters explain at length."""
+    said = ""
+    for line in str(error).splitlines():
+        said = f"{said} {line.strip()}".strip()
+        if said and not said.endswith(":"):
+            break
+    return said or type(error).__name__
 
 
 def _destination(file: Path, runtime: Runtime) -> Path:
@@ -147,11 +153,26 @@ def _destination(file: Path, runtime: Runtime) -> Path:
     return file
 
 
-def _check_example(example: Tensor) -> None:
+def _check_types(model: nn.Module, example: Tensor) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}; expected an nn.Module")
     if not isinstance(example, Tensor):
         raise TypeError(f"example is a {type(example).__name__}; expected a tensor (b, c, *spatial)")
     if example.numel() == 0:
         raise ValueError(f"example has shape {tuple(example.shape)}, which is empty")
+
+
+def _check_model(model: nn.Module, inputs: Sequence[Tensor]) -> None:
+    """Run the model itself first: of a size that it does not take, converters say less than it does."""
+    name = type(model).__name__
+    for x in inputs:
+        try:
+            outputs = tree_leaves(model(x))
+        except Exception as error:
+            raise ExportError(f"{name} fails on an input {tuple(x.shape)}: {first_line(error)}") from error
+        others = {type(y).__name__ for y in outputs if not isinstance(y, Tensor)}
+        if others:
+            raise ExportError(f"{name} returns {', '.join(sorted(others))}; expected tensors only")
 
 
 def _import_packages(runtime: Runtime) -> None:
@@ -180,7 +201,10 @@ def _converted(program: ExportedProgram, runtime: Runtime) -> Save:
     try:
         return runtime.convert(program)
     except Exception as error:
-        raise ExportError(f"{runtime.label} cannot run this model: {first_line(error)}") from error
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # the first one names the operation
+            cause = cause.__cause__
+        raise ExportError(f"{runtime.label} cannot run this model: {first_line(cause)}") from error
 
 
 def _save(save: Save, staged: Path, path: Path) -> None:
