@@ -105,6 +105,17 @@ def test_a_detector_is_exported_by_module(tmp_path: Path, capsys: Any) -> None:
     assert code == 2
     assert "a detector cannot be exported as a whole" in err
     assert err.count("\n") == 1
+    code, out, _ = run(capsys, "export", detector, "--to", "torch", "--module", "backbone", "--size", "64")
+    assert code == 0
+    assert "with three inputs 1×3×64×64" in out
+    about = json.loads((detector / "model.pt2.json").read_text())
+    transform = polynl.load_run(detector).model.transform
+    assert about["preprocessing"] == {
+        "min_size": transform.min_size[-1],
+        "max_size": transform.max_size,
+        "mean": list(transform.image_mean),
+        "std": list(transform.image_std),
+    }
 
 
 def test_a_missing_runtime_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

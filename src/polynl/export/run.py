@@ -21,7 +21,7 @@ from polynl.files import check_destination, write_atomically
 from polynl.tasks.base import DetectionTask
 from polynl.train.run_folder import TrainedModel, find_trained
 
-# How images become inputs, as far as a recipe's data set has these keys.
+# How images become inputs of a classifier, as far as a recipe's data set has these keys.
 PREPROCESSING = ("resize", "size", "interpolation", "mean", "std")
 DETECTOR_SIDE = 256
 
@@ -61,7 +61,7 @@ def run_export(
     file = folder / f"model{runtime.suffix}" if settings.out is None else settings.out
     check_destination(file, "file", "--out")
     trained = find_trained(checkpoint, recipe, keys, options)
-    model = chosen_module(trained, settings.module)
+    network, model = network_and_module(trained, settings.module)
     try:
         example = example_for(trained, settings.size)
         done = export(model, file, example, to=settings.to, dynamic=dynamic, tolerance=settings.tolerance)
@@ -70,7 +70,7 @@ def run_export(
     except ValueError as error:
         raise SettingsError(sentence(error)) from error
     description = file.with_name(f"{file.name}.json")
-    content = described(trained, done, example, dynamic, settings.module)
+    content = described(trained, network, done, example, dynamic, settings.module)
     write_atomically(description, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     for line in report_lines(done, description, example):
         console.print(escape(line), highlight=False, soft_wrap=True)
@@ -88,8 +88,8 @@ def parsed_axes(words: Sequence[str]) -> dict[str, int | None]:
     return axes
 
 
-def chosen_module(trained: TrainedModel, name: str | None) -> nn.Module:
-    """The network, or a module of it; a detector as a whole is not a graph of fixed operations."""
+def network_and_module(trained: TrainedModel, name: str | None) -> tuple[nn.Module, nn.Module]:
+    """The network, and of it what to export; a detector as a whole is not a graph of fixed operations."""
     if name is None and isinstance(trained.task, DetectionTask):
         raise SettingsError(
             "a detector cannot be exported as a whole, since the number of its boxes depends on the image: "
@@ -99,7 +99,7 @@ def chosen_module(trained: TrainedModel, name: str | None) -> nn.Module:
     modules = dict(model.named_modules())
     if name is not None and name not in modules:
         raise SettingsError(f"--module: the network has no module {name!r}.{near_matches(name, modules)}")
-    return model if name is None else modules[name]
+    return model, model if name is None else modules[name]
 
 
 def example_for(trained: TrainedModel, side: int | None) -> Tensor:
@@ -114,21 +114,35 @@ def example_for(trained: TrainedModel, side: int | None) -> Tensor:
     return trained.task.inputs(trained.task.view()(pixels))
 
 
+def preprocessing(trained: TrainedModel, network: Any) -> dict[str, Any]:
+    """How an image becomes the input. A detector does that itself, outside of the modules it consists of."""
+    if isinstance(trained.task, DetectionTask):
+        transform = network.transform
+        return {
+            "min_size": transform.min_size[-1],
+            "max_size": transform.max_size,
+            "mean": list(transform.image_mean),
+            "std": list(transform.image_std),
+        }
+    data = trained.recipe.data.model_dump(mode="json", include=set(PREPROCESSING))
+    return {key: data[key] for key in PREPROCESSING if key in data}
+
+
 def described(
     trained: TrainedModel,
+    network: nn.Module,
     done: Export,
     example: Tensor,
     dynamic: Mapping[str, int | None],
     module: str | None,
 ) -> dict[str, Any]:
     """What a program needs to use the file."""
-    data = trained.recipe.data.model_dump(mode="json", include=set(PREPROCESSING))
     return {
         "runtime": done.runtime,
         "module": module,
         "input": list(example.shape),
         "dynamic": dict(dynamic),
-        "preprocessing": {key: data[key] for key in PREPROCESSING if key in data},
+        "preprocessing": preprocessing(trained, network),
         "labels": trained.task.output_labels(),
         "comparisons": [{"shape": list(c.shape), "difference": c.difference} for c in done.comparisons],
     }
