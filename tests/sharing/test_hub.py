@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -74,6 +75,8 @@ def test_the_hub_reads_the_card(kind: str, task: str, runs: dict[str, Path], tmp
     assert 'polynl.from_pretrained("me/mine")' in card.text
     for name in run.labels.values():
         assert name in card.text
+    count = {"classes": "6 classes", "instances": r"\d categories", "faces": "1 category"}[kind]
+    assert re.search(rf"It has {count}: ", card.text)
 
 
 def test_the_code_in_a_card_runs(

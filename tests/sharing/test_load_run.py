@@ -91,6 +91,8 @@ def test_a_tensor_that_is_no_image(shape: tuple[int, ...], classifier: Path) -> 
         run.predict(torch.zeros(shape, dtype=torch.uint8))
     with pytest.raises(ValueError, match=r"got torch\.float32"):
         run.predict(torch.zeros(3, 8, 8))
+    with pytest.raises(TypeError, match="image is a ndarray; expected a file, an image of PIL or"):
+        run.predict(torch.zeros(shape).numpy())
 
 
 def test_images_that_cannot_be_used(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -106,6 +108,8 @@ def test_options_of_the_other_kind(runs: dict[str, Path], photo: Path) -> None:
         polynl.load_run(runs["classes"]).predict(photo, threshold=0.5)
     with pytest.raises(ValueError, match="top=2 is for classifiers; use threshold"):
         polynl.load_run(runs["faces"]).predict(photo, top=2)
+    with pytest.raises(ValueError, match="top=-1: expected a number above 0"):
+        polynl.load_run(runs["classes"]).predict(photo, top=-1)
 
 
 @pytest.mark.parametrize("kind", ["classes", "instances", "faces"])
@@ -242,3 +246,6 @@ def test_other_weights_with_a_recipe(classifier: Path, photo: Path, tmp_path: Pa
     assert (run.recipe.seed, run.labels[0]) == (5, "a")
     ours, theirs = run.predict(photo), polynl.load_run(classifier).predict(photo)
     assert [guess.number for guess in ours] == [guess.number for guess in theirs]
+    (tmp_path / "labels.txt").write_text("a\nb")
+    with pytest.raises(SettingsError, match=r"^labels: .*labels\.txt names 2 classes; the network has 6"):
+        polynl.load_run(classifier, labels=tmp_path / "labels.txt")

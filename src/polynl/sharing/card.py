@@ -76,12 +76,12 @@ def _title(run: LoadedRun) -> str:
 def _what(run: LoadedRun) -> Iterator[str]:
     recipe, count = run.recipe, sum(parameter.numel() for parameter in run.model.parameters())
     about = run.task.about_images(recipe.data.source)
-    kind = "categories" if isinstance(run.task, DetectionTask) else "classes"
+    one, several = ("category", "categories") if isinstance(run.task, DetectionTask) else ("class", "classes")
     names = list(run.labels.values())
     yield from (f"# {_title(run)}, trained on {_data_name(recipe)}", "")
     task = recipe.task.replace("_", " ")
     yield f"A network of {count:,} parameters for {task}, trained with polynl. {about}".rstrip()
-    yield f"It has {len(names)} {kind}: {shortened(names, MOST_LABELS)}."
+    yield f"It has {len(names)} {one if len(names) == 1 else several}: {shortened(names, MOST_LABELS)}."
     yield ""
 
 

@@ -62,6 +62,8 @@ class LoadedRun:
         A class is (number, name, probability). Detections have boxes (k, 4) in pixels of the image, scores,
         labels and, if the network finds masks, those.
         """
+        if top is not None and top < 1:
+            raise ValueError(f"top={top!r}: expected a number above 0")
         device = next(self.model.parameters()).device
         pixels = self._pixels(image).to(device)
         with torch.no_grad(), autocast(self.recipe, device):
@@ -127,8 +129,13 @@ class LoadedRun:
             pixels = image
         elif isinstance(image, Image.Image):
             pixels = from_pil(image, upright=True)
-        else:
+        elif isinstance(image, str | os.PathLike):
             pixels = read_image(image, upright=True)
+        else:
+            kind = type(image).__name__
+            raise TypeError(
+                f"image is a {kind}; expected a file, an image of PIL or a uint8 tensor (3, h, w)"
+            )
         if isinstance(self.task, DetectionTask):
             check_not_thin(pixels, "the image" if isinstance(image, Image.Image | Tensor) else str(image))
         return pixels
@@ -152,7 +159,7 @@ def load(
         trained = find_trained(path, recipe, overrides, labels=names, allow_import=allow_import)
         model = trained.load(torch.device(device))
     except SettingsError as error:
-        raise SettingsError(str(error).removeprefix("--checkpoint: ")) from error
+        raise SettingsError(str(error).removeprefix("--checkpoint: ").removeprefix("--")) from error
     about = trained.about
     if about is None:  # weights from before files had it
         about = About({}, portable(trained.recipe), trained.task.labels())
