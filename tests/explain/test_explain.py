@@ -163,6 +163,8 @@ def test_a_class_by_name_or_number(runs: dict[str, Path], images: Path) -> None:
     assert class_number("2", {2: "10", 4: "2"}) == 4, "names come first"
     with pytest.raises(ValueError, match=r"--target: 2 classes are called 'crane'; give a number: 1 or 5"):
         class_number("crane", {1: "crane", 3: "a", 5: "Crane"})
+    with pytest.raises(ValueError, match=r"no class is called 'dog'. Its classes are crane, heron."):
+        class_number("dog", {0: "crane", 1: "heron"})
 
 
 def test_without_a_grad_cam_the_place_is_the_middle(runs: dict[str, Path]) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torchvision import tv_tensors
 
-from polynl.errors import SettingsError, near_matches
+from polynl.errors import SettingsError, near_matches, shortened
 from polynl.explain.capture import Box, Capture, Spot, block_of, capture
 from polynl.explain.feature_norms import FeatureNorms, norms_at
 from polynl.explain.grad_cam import Target, cams_at, detection_score
@@ -150,8 +150,11 @@ def class_number(target: str, labels: Mapping[int, str]) -> int:
         raise ValueError(f"--target: {len(numbers)} classes are called {target!r}; give a number: {choices}")
     if numbers or target.isdecimal():
         return numbers[0] if numbers else int(target)
-    names = [name.lower() for name in labels.values()]
-    hint = near_matches(target.lower(), names) if names else " Its classes have no names; give a number."
+    if not labels:
+        hint = " Its classes have no names; give a number."
+    else:
+        near = near_matches(target.lower(), [name.lower() for name in labels.values()])
+        hint = near or f" Its classes are {shortened([*labels.values()], 8)}."
     raise ValueError(f"--target: no class is called {target!r}.{hint}")
 
 
