@@ -190,10 +190,15 @@ def test_a_tile_has_its_picture_and_bars_as_long_as_classes_are_probable() -> No
 def mistaken(folder: Path, images: Path, tmp_path: Path) -> dict[str, tuple[list[Any], str]]:
     words = [images, "--checkpoint", folder, "--labels", tmp_path / "names.txt"]
     (tmp_path / "names.txt").write_text("ant\nbee\n")
+    (tmp_path / "names.json").write_text(json.dumps(dict(enumerate(NAMES, start=1))))
     (tmp_path / "empty").mkdir()
     shutil.copy(folder / "recipe.yaml", tmp_path / "empty")
     return {
         "labels": (words, f"--labels: {tmp_path / 'names.txt'} names 2 classes; the network has 6."),
+        "labels from 1": (
+            [*words[:-1], tmp_path / "names.json"],
+            f"--labels: {tmp_path / 'names.json'} has no name for the network's class 0.",
+        ),
         "no labels": (
             [*words[:-1], tmp_path / "x.txt"],
             f"--labels: {tmp_path / 'x.txt'} cannot be read: No such file",
@@ -207,7 +212,9 @@ def mistaken(folder: Path, images: Path, tmp_path: Path) -> dict[str, tuple[list
     }
 
 
-@pytest.mark.parametrize("case", ["labels", "no labels", "top", "threshold", "no checkpoint"])
+@pytest.mark.parametrize(
+    "case", ["labels", "labels from 1", "no labels", "top", "threshold", "no checkpoint"]
+)
 def test_mistakes(case: str, folder: Path, images: Path, tmp_path: Path, capsys: Any) -> None:
     words, expected = mistaken(folder, images, tmp_path)[case]
     code, _, err = predict(capsys, tmp_path / "out", *words)

@@ -385,6 +385,8 @@ def _saved_labels(checkpoint: Path, about: About | None, recipe: Recipe) -> dict
 def _named_anew(saved: Mapping[int, str] | None, file: Path) -> dict[int, str]:
     """The names in a file, for as many classes as the run has saved."""
     names = read_labels(file, "--labels")
-    if saved is not None and names.keys() != saved.keys():
+    if saved is not None and len(names) != len(saved):
         raise SettingsError(f"--labels: {file} names {len(names)} classes; the network has {len(saved)}.")
+    if saved is not None and (unnamed := saved.keys() - names.keys()):
+        raise SettingsError(f"--labels: {file} has no name for the network's class {min(unnamed)}.")
     return names

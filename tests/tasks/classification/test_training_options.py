@@ -250,6 +250,13 @@ def test_classes_are_named_by_a_file(tmp_path: Path) -> None:
     file.write_text("Felis catus\n")
     with pytest.raises(SettingsError, match=r"data.labels: .*labels.txt names 1 classes; .* has 2 folders"):
         task.check()
+    by_number = file.with_suffix(".json")
+    keys[keys.index(file)] = by_number
+    by_number.write_text('{"1": "Canis familiaris", "0": "Felis catus"}')
+    assert finetune(root, *keys).build_task().labels() == {0: "Felis catus", 1: "Canis familiaris"}
+    by_number.write_text('{"1": "Felis catus", "2": "Canis familiaris"}')
+    with pytest.raises(SettingsError, match=r"data.labels: .*labels.json has no name for class 0; "):
+        finetune(root, *keys).build_task().check()
     file.unlink()
     task.check(training=False)
     with pytest.raises(SettingsError, match=r"data.labels: .*labels.txt cannot be read"):

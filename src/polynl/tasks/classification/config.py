@@ -110,7 +110,13 @@ class ImageFolderConfig(NormalisedConfig, FlipConfig, FilesConfig):
         If there are no images, as for weights that somebody else has trained, the classes are ImageNet's.
         """
         if self.labels is not None:
-            return list(read_labels(self.labels, "data.labels").values())
+            names = read_labels(self.labels, "data.labels")
+            if unnamed := set(range(len(names))) - names.keys():
+                raise SettingsError(
+                    f"data.labels: {self.labels} has no name for class {min(unnamed)}; classes are numbered "
+                    "from 0, in the order of the sorted folders."
+                )
+            return list(names.values())
         folder = self.root / self._scored
         if not folder.is_dir():
             return list(IMAGENET_NAMES.values())
