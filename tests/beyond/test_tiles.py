@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
+from tile_cases import Classifier, Fixed, Reader, UNet, check, image, randomized, resized
 from torch import Tensor, nn
 
 import polynl
-from polynl.beyond.tiles import NotTiledError, plan_tiles, run_tiled
+from polynl.beyond.tiles import plan_tiles, run_tiled
 
 BLOCKS: dict[str, tuple[str, dict[str, Any]]] = {
     "poly_nl": ("poly_nl", {}),
@@ -31,76 +32,6 @@ BLOCKS: dict[str, tuple[str, dict[str, Any]]] = {
         if name not in ("poly_nl", "latent_gnn", "conv") and row.block(8).eval().why_not_in_parts() is None
     },
 }
-
-
-def randomized(model: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
-    """In eval mode, with all parameters and statistics random: start values would hide mistakes."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, tensor in model.state_dict().items():
-            if name.endswith("running_var"):
-                tensor.copy_(torch.rand(tensor.shape, generator=generator) + 0.5)
-            elif tensor.dim() < 2 and tensor.is_floating_point():
-                tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.2 + 0.5)
-    return model.to(dtype).eval()
-
-
-class Classifier(nn.Module):
-    """Strides of 4 in all, a global pooling, and room for blocks."""
-
-    def __init__(self, norm: Callable[[int], nn.Module] = nn.BatchNorm2d) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), norm(8), nn.ReLU(inplace=True))
-        self.body = nn.Sequential(nn.Conv2d(8, 8, 3, 2, 1), norm(8), nn.ReLU())
-        self.last = nn.Conv2d(8, 8, 3, padding=1)
-        self.head = nn.Linear(8, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.body(self.stem(x))
-        x = x + self.last(x)
-        return self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
-
-
-class UNet(nn.Module):
-    """Skips from every level; `resize` brings the deep map to the size of the skip."""
-
-    def __init__(self, resize: Callable[[Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.down1, self.down2 = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, 2, 1)
-        self.up1, self.up2 = nn.Conv2d(16, 8, 3, padding=1), nn.Conv2d(11, 2, 3, padding=1)
-        self.resize = resize
-
-    def forward(self, image: Tensor) -> dict[str, Tensor]:
-        half = self.down1(image).relu()
-        deep = self.down2(half).relu_()
-        half = self.up1(torch.cat([self.resize(deep, half), half], dim=1)).relu()
-        full = self.up2(torch.cat([self.resize(half, image), image], dim=1))
-        return {"map": full, "score": full.mean((2, 3)), "deep": deep}
-
-
-def resized(mode: str, align_corners: bool | None = None) -> Callable[[Tensor, Tensor], Tensor]:
-    def resize(x: Tensor, like: Tensor) -> Tensor:
-        return F.interpolate(x, like.shape[-2:], mode=mode, align_corners=align_corners)
-
-    return resize
-
-
-def image(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.rand(*shape, dtype=dtype, generator=torch.Generator().manual_seed(1))
-
-
-def check(
-    model: nn.Module, x: Tensor, tile: int | tuple[int, int], error: float = 1e-11, **options: Any
-) -> None:
-    """Every output in tiles equals that of the whole image, relative to its largest value."""
-    with torch.no_grad():
-        whole = model(x)
-    tiled = run_tiled(model, x, tile, progress=False, **options)
-    assert type(tiled) is type(whole)
-    pairs = zip(tiled.values(), whole.values(), strict=True) if isinstance(whole, dict) else [(tiled, whole)]
-    for ours, theirs in pairs:
-        assert ours.shape == theirs.shape
-        assert (ours - theirs).abs().max() <= error * theirs.abs().max()
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -155,6 +86,35 @@ def test_valid_convolutions_and_channels_last_heads() -> None:
     check(randomized(Valid()), image(1, 3, 49, 60), 16)
 
 
+def test_a_mean_with_the_names_of_numpy() -> None:
+    model = Fixed(lambda x: x * torch.mean(input=x, axis=(2, 3), keepdims=True))
+    check(randomized(model), image(1, 3, 49, 60), 16)
+
+
+@pytest.mark.parametrize("size", [(60, 52), (73, 50), (57, 97), (91, 63)])
+def test_padding_that_depends_on_the_size(size: tuple[int, int], tmp_path: Path) -> None:
+    """As in TensorFlow: what an odd size lacks is padded on the other side."""
+
+    class Same(nn.Conv2d):
+        def forward(self, x: Tensor) -> Tensor:
+            rows, columns = (max((-(-side // 2) - 1) * 2 + 3 - side, 0) for side in x.shape[2:])
+            sides = (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2)
+            return F.conv2d(F.pad(x, sides), self.weight, self.bias, stride=2)
+
+    model = nn.Sequential(Same(3, 8, 3), nn.ReLU(), Same(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 3, padding=1))
+    check(randomized(model), image(1, 3, *size), (24, 28))
+    check(model, image(1, 3, *size), 16, keep=tmp_path)
+
+
+def test_windows_of_several_sizes() -> None:
+    """Tiles have to begin where the windows of every block begin: at multiples of 48 pixels here."""
+    model = Classifier()
+    polynl.insert(model, "non_local", after="stem", init="random", sub_sample="after", pool_size=8)
+    polynl.insert(model, "non_local", after="body", init="random", sub_sample="after", pool_size=3)
+    check(randomized(model), image(1, 3, 170, 58), (64, 48))
+    assert plan_tiles(model, image(1, 3, 170, 58), (100, 48)).grid.tile == (96, 48)
+
+
 def test_a_resnet_in_single_precision() -> None:
     model = torchvision.models.resnet18(num_classes=7)
     polynl.insert(model, "poly_nl", before=["layer2.1", "layer3.1"], init="random", reduction=4)
@@ -175,19 +135,6 @@ def test_a_resnet_in_single_precision() -> None:
 def test_squeeze_and_excitation_of_a_segmentation_network() -> None:
     model = torchvision.models.segmentation.lraspp_mobilenet_v3_large(weights_backbone=None, num_classes=3)
     assert len(plan_tiles(model.eval(), image(3, 400, 64), 384, halo=384).reducing) == 9
-
-
-class Reader:
-    """Rows and columns of a large image, made when they are asked for."""
-
-    shape = (3, 90, 70)
-    largest = 0
-
-    def __getitem__(self, key: Any) -> np.ndarray:
-        _, rows, columns = key
-        y, x = np.arange(90)[rows, None], np.arange(70)[None, columns]
-        self.largest = max(self.largest, (y + x).size)
-        return np.stack([y * x % 251, y + x, y - x + 90]).astype(np.uint8)
 
 
 def test_a_reader_is_asked_for_tiles_only_and_pixels_are_prepared() -> None:
@@ -283,138 +230,3 @@ def test_an_image_of_one_tile_is_run_as_it_is() -> None:
     plan = plan_tiles(model, image(3, 20, 20), 32)
     assert plan.runs() == 1
     assert torch.equal(run_tiled(model, image(3, 20, 20), 32, progress=False), model(image(3, 20, 20)[None]))
-
-
-# What cannot be exact is refused.
-
-
-class Fixed(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.conv, self.odd = nn.Conv2d(3, 4, 3, padding=1), Applied(function)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.odd(self.conv(x))
-
-
-class Applied(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
-
-
-def ramp(x: Tensor) -> Tensor:
-    return x + torch.arange(x.shape[2], dtype=x.dtype)[:, None]
-
-
-def doubled_if_large(x: Tensor) -> Tensor:
-    return x if x.shape[2] < 100 else x * 2
-
-
-def softmax_over_rows(x: Tensor) -> Tensor:
-    return x.softmax(dim=2)
-
-
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (
-            lambda x: F.interpolate(x, (7, 7)),
-            r"odd cannot be run in tiles: interpolates to the fixed size \(7, 7\)",
-        ),
-        (lambda x: F.interpolate(x, x.shape[2:], mode="bicubic"), "odd .*mode='bicubic'"),
-        (softmax_over_rows, "odd, a Applied, .* rows"),
-        (lambda x: x.roll(1, dims=3), "odd, a Applied, .*columns"),
-        (lambda x: x[:, :, 0, 0], "odd, a Applied"),
-        (lambda x: x.mean(dim=3), "odd, a Applied"),
-        (ramp, "not do the same at all rows"),
-        (doubled_if_large, "odd, a Applied, computes other things for images of another size"),
-        (lambda x: x.argmax(dim=1), "int64"),
-    ],
-)
-def test_what_is_not_exact_in_tiles_is_refused_by_name(function: Any, message: str) -> None:
-    with pytest.raises(NotTiledError, match=message):
-        run_tiled(randomized(Fixed(function)), image(1, 3, 80, 80), 40, progress=False)
-
-
-def test_blocks_without_a_summary_and_training_mode_are_refused() -> None:
-    model = Classifier()
-    with pytest.raises(NotTiledError, match=r"it is in training mode; call model.eval\(\)"):
-        run_tiled(model, image(1, 3, 40, 40), 16)
-    model.double().eval().body[1].train()
-    with pytest.raises(NotTiledError, match=r"its module body\.1, a BatchNorm2d, is in training mode"):
-        run_tiled(model, image(1, 3, 40, 40), 16)
-    polynl.insert(model.eval(), "tesa", before="last")
-    with pytest.raises(NotTiledError, match=r"last.polynl_before cannot be run in tiles"):
-        run_tiled(model, image(1, 3, 40, 40), 16)
-
-
-def test_a_network_of_one_size_is_refused() -> None:
-    class OneSize(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            assert x.shape[2] == 40, "only 40 rows"
-            return x
-
-    with pytest.raises(NotTiledError, match="fails in it with AssertionError: only 40 rows"):
-        run_tiled(OneSize().eval(), image(1, 3, 40, 40), 16)
-
-
-# Bad input is one clear line, and nothing is left behind.
-
-
-class EndsEarly(Reader):
-    def __getitem__(self, key: Any) -> np.ndarray:
-        return super().__getitem__(key)[:, :20]
-
-
-def test_bad_input_leaves_nothing_behind(tmp_path: Path) -> None:
-    model = randomized(UNet(resized("nearest")))
-    x = image(1, 3, 90, 70)
-    with pytest.raises(ValueError, match=r"the image ends early: rows 0 to \d+, .* shape \(1, 3, 20, \d+\)"):
-        run_tiled(model, EndsEarly(), 24, prepare=lambda x: x / 255, out=tmp_path / "out.npy", progress=False)
-    x[..., 80, 60] = torch.nan
-    with pytest.raises(ValueError, match=r"NaN or infinite values in rows 48 to 89, columns 24 to 69"):
-        run_tiled(model, x, 24, out=tmp_path / "out.npy", keep=tmp_path, progress=False)
-    # Without a pass before the last, the file of the output is half written by then.
-    with pytest.raises(ValueError, match="NaN or infinite values"):
-        run_tiled(randomized(nn.Conv2d(3, 2, 3)), x, 24, out=tmp_path / "out.npy", progress=False)
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "out.npy").mkdir()
-    with pytest.raises(IsADirectoryError, match="is a folder; expected a file"):
-        run_tiled(model, x, 24, out=tmp_path / "out.npy", progress=False)
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"tile": 4}, ValueError, "tile=4 is smaller than the halo of 8 pixels .* use at least 8"),
-        ({"tile": 0}, ValueError, "tile=0: expected an integer of at least 1"),
-        ({"tile": 16.0}, ValueError, "tile=16.0: expected an integer of at least 1"),
-        ({"tile": (16, 16, 16)}, ValueError, "tile=.*or two of them"),
-        ({"halo": 5}, ValueError, r"halo=5: expected a multiple of the network's stride, \(4, 4\)"),
-        ({"image": [[1.0]]}, TypeError, "image is a list; expected a tensor"),
-        ({"image": torch.rand(40, 40)}, ValueError, r"shape \(40, 40\); expected \(c, h, w\)"),
-        (
-            {"image": torch.zeros(3, 40, 40, dtype=torch.uint8)},
-            TypeError,
-            "dtype torch.uint8; .*pass prepare=",
-        ),
-        ({"prepare": lambda x: x[..., ::2]}, ValueError, "expected a function of single pixels"),
-        ({"out": "map.png"}, ValueError, "expected a file that ends in .npy"),
-        ({"out": "nowhere/map.npy"}, FileNotFoundError, "there is no folder nowhere"),
-        ({"keep": "nowhere"}, FileNotFoundError, "keep='nowhere': there is no such folder"),
-        ({"model": "resnet18"}, TypeError, "model is a str; expected a torch.nn.Module"),
-    ],
-)
-def test_bad_arguments_are_named(change: dict[str, Any], error: type[Exception], message: str) -> None:
-    arguments = {
-        "model": randomized(Classifier()),
-        "image": image(1, 3, 40, 40),
-        "tile": 16,
-        "progress": False,
-    }
-    with pytest.raises(error, match=message):
-        run_tiled(**{**arguments, **change})

@@ -288,11 +288,19 @@ def _handed_over(block: Block, mode: Calls) -> Callable[..., Tensor]:
 # How a function's arguments make a call; None for uses in which no position sees another.
 
 
-def _mean(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Pooling | None:
-    if dim is None or dtype not in (None, x.dtype):
+def _mean(*args: Any, **kwargs: Any) -> Pooling | None:
+    # torch also takes NumPy's names.
+    names = {"input": "x", "self": "x", "axis": "dim", "keepdims": "keepdim"}
+    return _mean_over(*args, **{names.get(name, name): value for name, value in kwargs.items()})
+
+
+def _mean_over(
+    x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any = None
+) -> Pooling | None:
+    if x.dim() != 4 or dim is None or dtype not in (None, x.dtype) or out is not None:
         return None
     dims = tuple(d % x.dim() for d in ([dim] if isinstance(dim, int) else dim))
-    return Pooling(x, dims, (1,) * len(dims), keepdim) if x.dim() == 4 else None
+    return Pooling(x, dims, (1,) * len(dims), keepdim)
 
 
 def _adaptive_pooling(x: Tensor, output_size: Any) -> Pooling | None:

@@ -38,6 +38,8 @@ class Grid:
     """The side of a core, in pixels."""
     halos: tuple[tuple[int, int], tuple[int, int]]
     """Pixels before and after the core, of the rows and of the columns."""
+    strides: tuple[int, int]
+    """The network's, which halos and the sides of cores are multiples of."""
 
     def __iter__(self) -> Iterator[Tile]:
         rows, columns = (self._spans(axis) for axis in range(2))
@@ -48,6 +50,8 @@ class Grid:
 
     def _spans(self, axis: int) -> list[Span]:
         size, side, (before, after) = self.sizes[axis], self.tile[axis], self.halos[axis]
+        # Networks may pad odd sizes in other ways ("same" padding): a tile is odd if the image is.
+        after += size % self.strides[axis]
         cores = [(start, min(start + side, size)) for start in range(0, size, side)]
         # A short rest at the end is read together with the tile before it: networks have a smallest image.
         halos = [before if stop - start == side else max(before, side) for start, stop in cores]

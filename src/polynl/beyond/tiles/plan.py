@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from polynl.beyond.tiles.grid import Grid
-from polynl.beyond.tiles.probing import Halos, find_halos
+from polynl.beyond.tiles.probing import Halos, check_halos, find_halos
 from polynl.beyond.tiles.sites import Network, NotTiledError, Site
 
 Pair = int | tuple[int, int]
@@ -88,11 +89,15 @@ def make_plan(
     sizes = (shape[2], shape[3])
     sides = pair("tile", tile)
     if all(side >= size for side, size in zip(sides, sizes, strict=True)):
-        return TilePlan(network, Grid(sizes, sizes, ((0, 0), (0, 0))))
-    given = None if halo is None else pair("halo", halo, network.strides, least=0)
-    halos = find_halos(network, shape[1], like) if given is None else _same(given)
+        return TilePlan(network, Grid(sizes, sizes, ((0, 0), (0, 0)), network.strides))
+    if halo is None:
+        halos = find_halos(network, shape[1], like)
+    else:
+        above, left = pair("halo", halo, network.strides, least=0)
+        halos = (above, above), (left, left)
+        check_halos(network, shape[1], like, halos)
     rounded = tuple(_rounded(network, sides[axis], sizes[axis], halos, axis) for axis in range(2))
-    return TilePlan(network, Grid(sizes, (rounded[0], rounded[1]), halos))
+    return TilePlan(network, Grid(sizes, (rounded[0], rounded[1]), halos, network.strides))
 
 
 def check_evaluating(model: nn.Module) -> None:
@@ -118,16 +123,12 @@ def pair(name: str, value: Pair, multiple_of: tuple[int, int] = (1, 1), least: i
     return values[0], values[1]
 
 
-def _same(halo: tuple[int, int]) -> Halos:
-    return (halo[0], halo[0]), (halo[1], halo[1])
-
-
 def _rounded(network: Network, side: int, size: int, halos: Halos, axis: int) -> int:
     """The side of a tile as a multiple of what the network needs, or the whole image."""
     if side >= size:
         return size
     units = [network.strides[axis], *(site.unit(axis) for site in network.sites if site.reduces())]
-    unit, halo = max(units), max(halos[axis])
+    unit, halo = math.lcm(*units), max(halos[axis])
     if side < max(halo, unit):
         what = "halo" if halo >= unit else "stride"
         raise ValueError(

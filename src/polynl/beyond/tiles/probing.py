@@ -1,8 +1,8 @@
 """Find how far a network looks beyond a tile, and refuse a network that cannot be run in tiles.
 
 NaN goes wherever a value goes. So a strip with NaN on one side of a boundary shows how far beyond the
-boundary its pixels matter; and two overlapping parts of a strip show whether the network does the same
-everywhere.
+boundary its pixels matter; and a tile of a strip shows whether the network does there what it does in the
+whole strip.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from polynl.beyond.tiles.calls import Axis, Call
 from polynl.beyond.tiles.grid import Span, Tile
 from polynl.beyond.tiles.running import run_on_tile
-from polynl.beyond.tiles.sites import Map, Network, NotTiledError, Site, Track, tensors_in
+from polynl.beyond.tiles.sites import Map, Network, NotTiledError, Site, Track, named_modules, tensors_in
 
 # Pixels on either side of the boundary: the first attempt, and the last.
 SHORTEST, LONGEST = 256, 2048
@@ -28,6 +29,9 @@ AXES = ("rows", "columns")
 
 # In place of how far a pixel matters: all along the strip, or at places that are far from it.
 ALL, FAR = -1, -2
+
+# Operations with floating-point results in which NaN gets lost.
+LOSING = ("sign", "sgn", "nan_to_num", "fmax", "fmin")
 
 Halos = tuple[tuple[int, int], tuple[int, int]]
 
@@ -44,11 +48,34 @@ def _find_halo(network: Network, channels: int, like: Tensor, axis: int) -> tupl
         strip = Strip.of(network, channels, like, axis, 2 * half)
         before, after = (strip.reach(boundary=half, after=after) for after in (False, True))
         if before is not None and after is not None:
-            drift = strip.network.drift(axis)
-            long = Strip.of(network, channels, like, axis, before + after + 2 * drift + 6 * stride)
-            long.check_shifted(stride, before + drift, after + drift)
-            return before + network.drift(axis), after + network.drift(axis)
+            halo = before + network.drift(axis), after + network.drift(axis)
+            if _departure(network, channels, like, axis, halo) is None:
+                return halo
+            ample = halo[0] + half, halo[1] + half
+            if (module := _departure(network, channels, like, axis, ample)) is not None:
+                raise NotTiledError(
+                    f"{module} does not do the same at all {AXES[axis]} or for all sizes, perhaps because "
+                    "of a position embedding: it cannot be run in tiles"
+                )
+            raise NotTiledError(
+                f"more than {max(halo)} {AXES[axis]} beyond a tile matter to this network, perhaps because "
+                "it crops its maps; how many cannot be found: pass them as halo="
+            )
     raise NotTiledError(strip.culprit(half, after=before is not None))
+
+
+def check_halos(network: Network, channels: int, like: Tensor, halos: Halos) -> None:
+    """Raise an error if halos are too small, or if the network cannot be run in tiles at all."""
+    for axis, halo in enumerate(halos):
+        if _departure(network, channels, like, axis, halo) is not None:
+            needed = max(_find_halo(network, channels, like, axis))
+            raise ValueError(f"a halo of {halo[0]} {AXES[axis]} is too small: this network needs {needed}")
+
+
+def _departure(network: Network, channels: int, like: Tensor, axis: int, halo: tuple[int, int]) -> str | None:
+    """The first module whose result in a tile is not that of the whole strip, in words."""
+    length = sum(halo) + 8 * network.strides[axis]
+    return Strip.of(network, channels, like, axis, length).departure(*halo)
 
 
 def _multiple(length: int, stride: int) -> int:
@@ -65,10 +92,13 @@ class Strip:
 
     @classmethod
     def of(cls, network: Network, channels: int, like: Tensor, axis: int, length: int) -> Strip:
-        """A strip along an axis."""
+        """A strip along an axis, of that length and the rest that the strides leave of the image."""
         across = network.strides[1 - axis]
-        width = _multiple(max(WIDTH, 2 * across), across)
-        shape = (1, channels, length, width) if axis == 0 else (1, channels, width, length)
+        sides = [length, _multiple(max(WIDTH, 2 * across), across)]
+        height, width = (
+            side + rest for side, rest in zip(sides[:: 1 - 2 * axis], network.rests, strict=True)
+        )
+        shape = (1, channels, height, width)
         noise = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(like)
         return cls(network.resized(shape), noise, axis)
 
@@ -79,9 +109,14 @@ class Strip:
 
     def reach(self, boundary: int, *, after: bool) -> int | None:
         """How many pixels beyond the boundary those on its other side matter; None if all the way."""
-        reached = [
-            self._reach(*one, boundary, after) for one in self._run(self._spoiled(boundary, after=after))
-        ]
+        with _Losses(self.network.model) as losses:
+            seen = self._run(self._spoiled(boundary, after=after))
+        for name, operation in losses.found:
+            raise NotTiledError(
+                f"{self.network.described(name)} decides by the values of its map ({operation}), so that how "
+                "far a pixel matters cannot be found: pass it as halo="
+            )
+        reached = [self._reach(*one, boundary, after) for one in seen]
         if FAR in reached:
             raise NotTiledError(self.culprit(boundary, after=after))
         return None if ALL in reached else max(reached, default=0)
@@ -98,23 +133,32 @@ class Strip:
         beyond = count - (track.size - there if after else there)
         return ALL if count == track.size else max(0, -(-beyond // track.growth) * track.stride)
 
-    def check_shifted(self, stride: int, before: int, after: int) -> None:
-        """Raise an error unless two parts of the strip that overlap agree where neither lacks its halo."""
-        parts = []
-        for start, stop in ((0, self.length - stride), (stride, self.length)):
-            part = self.image.narrow(2 + self.axis, start, stop - start)
-            parts.append(self._run(part, self._tile(start, stop)))
-        for (map_, one), (_, other) in zip(*parts, strict=True):
+    def departure(self, before: int, after: int) -> str | None:
+        """The first module that gives something else in a tile's core than in the whole strip, if any."""
+        stride, rest = self.network.strides[self.axis], self.network.rests[self.axis]
+        start, stop = stride, self.length - 2 * stride
+        part = self.image.narrow(2 + self.axis, start, stop - start)
+
+        def agree(map_: Map, whole: Tensor, ours: Tensor) -> bool:
             if map_.tracks is not None:
                 track = map_.tracks[self.axis]
-                low, high = track.place(stride + before), track.place(self.length - stride - after)
-                one = one.narrow(track.dim, low, high - low)
-                other = other.narrow(track.dim, low - track.growth, high - low)
-            if not _close(one, other):
-                raise NotTiledError(
-                    f"the network does not do the same at all {AXES[self.axis]}, perhaps because of a "
-                    "position embedding: it cannot be run in tiles"
-                )
+                low, high, offset = map(track.place, (start + before, stop - rest - after, start))
+                whole = whole.movedim(track.dim, 0)[low:high]
+                ours = ours.movedim(track.dim, 0)[low - offset : high - offset]
+            return _close(whole, ours)
+
+        in_whole: list[list[Tensor]] = []
+        in_tile: list[list[Tensor]] = []
+        with _watched(self.network.model, in_whole):
+            expected = self._run(self.image)
+        with _watched(self.network.model, in_tile):
+            found = self._run(part, self._tile(start, stop))
+        if all(agree(map_, whole, ours) for (map_, whole), (_, ours) in zip(expected, found, strict=True)):
+            return None
+        for (name, maps), *tensors in zip(self.network.modules, in_whole, in_tile, strict=True):
+            if not all(map(agree, maps, *tensors)):
+                return self.network.described(name)
+        return "the network"
 
     def culprit(self, boundary: int, *, after: bool) -> str:
         """Which module lets a pixel matter everywhere, in words."""
@@ -124,10 +168,9 @@ class Strip:
         for (name, maps), tensors in zip(self.network.modules, outputs, strict=True):
             for map_, tensor in zip(maps, tensors, strict=True):
                 if self._reach(map_, tensor, boundary, after) < 0:
-                    module = type(self.network.model.get_submodule(name)).__name__
                     return (
-                        f"{name or 'the network'}, a {module}, cannot be run in tiles: a pixel has an effect "
-                        f"on distant {AXES[self.axis]} there, in a way that is not known to add up over tiles"
+                        f"{self.network.described(name)} cannot be run in tiles: a pixel has an effect on "
+                        f"distant {AXES[self.axis]} there, in a way that is not known to add up over tiles"
                     )
         return f"the network cannot be run in tiles: a pixel has an effect on all {AXES[self.axis]}"
 
@@ -157,13 +200,43 @@ class Strip:
         return seen + list(zip(self.network.outputs, tensors_in(output), strict=True))
 
 
+class _Losses(TorchDispatchMode):
+    """Finds operations in which NaN gets lost, by the module that is running."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.found: list[tuple[str, str]] = []
+        self._names: list[str] = []
+        self._watching = named_modules(model, self._names, [])
+
+    def __enter__(self) -> _Losses:
+        self._watching.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._watching.__exit__(*error)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See the class."""
+        result = func(*args, **(kwargs or {}))
+        name, outputs = func.name().removeprefix("aten::"), tensors_in(result)
+        discrete = outputs and not any(one.is_floating_point() for one in outputs)
+        if (discrete or name in LOSING) and any(one.isnan().any() for one in tensors_in(args)):
+            self.found.append((self._names[-1] if self._names else "", name.partition(".")[0]))
+        return result
+
+
 def _spoiled_positions(tensor: Tensor, track: Track) -> Tensor:
     return tensor.isnan().movedim(track.dim, 0).flatten(1).any(dim=1)
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
     """Up to rounding, in any precision: whether the network is the same, not how well it rounds."""
-    tolerance = 1e-4 if one.dtype in (torch.float32, torch.float64) else 0.05
+    if one.shape != other.shape:
+        return False
+    tolerance = {torch.float64: 1e-8, torch.float32: 1e-4}.get(one.dtype, 0.05)
     return bool(((one - other).abs() <= tolerance * (one.abs().max() + 1e-12)).all())
 
 

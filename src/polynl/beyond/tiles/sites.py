@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,6 +25,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from polynl.beyond.tiles.calls import Axis, Call, Pooling, Resampled, calls
 from polynl.beyond.tiles.grid import Tile
 
+# Operations that look for values at computed places, which may be anywhere in a map.
+SAMPLING = ("aten::grid_sampler_2d", "torchvision::deform_conv2d")
 # Images are made this much larger to see how maps grow: a multiple of all strides that networks have.
 GROWTH = 2**8 * 3 * 5 * 7
 
@@ -128,6 +131,8 @@ class Record:
     shapes: list[tuple[int, ...]] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
     """For every shape, the module that was running."""
+    sampling: list[str] = field(default_factory=list)
+    """The modules that sample maps at computed places."""
     flops: int = 0
 
 
@@ -138,9 +143,12 @@ class _Shapes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        name = self._names[-1] if self._names else ""
+        if func.name() in SAMPLING:
+            self._found.sampling.append(name)
         for one in tensors_in(result):
             self._found.shapes.append(tuple(one.shape))
-            self._found.places.append(self._names[-1] if self._names else "")
+            self._found.places.append(name)
         return result
 
 
@@ -163,8 +171,11 @@ def record(model: nn.Module, shape: Sequence[int], like: Tensor) -> Record:
 
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        stack.enter_context(_named(model, names, found.modules))
+        stack.enter_context(named_modules(model, names, found.modules))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        log = logging.getLogger("torch._subclasses.fake_tensor")  # says in 40 lines what the error says
+        stack.callback(log.setLevel, log.level)
+        log.setLevel(logging.CRITICAL)
         image = torch.empty(*shape, dtype=like.dtype, device=like.device)
         stack.enter_context(flops)
         stack.enter_context(_Shapes(found, names))
@@ -182,7 +193,9 @@ def record(model: nn.Module, shape: Sequence[int], like: Tensor) -> Record:
 
 
 @contextmanager
-def _named(model: nn.Module, names: list[str], outputs: list[tuple[str, list[Tensor]]]) -> Iterator[None]:
+def named_modules(
+    model: nn.Module, names: list[str], outputs: list[tuple[str, list[Tensor]]]
+) -> Iterator[None]:
     """Keep the names of the modules that are running, and what each returns."""
     handles = []
     for name, module in model.named_modules():
@@ -210,12 +223,22 @@ class Network:
 
     def __init__(self, model: nn.Module, shape: Sequence[int], like: Tensor) -> None:
         b, c, h, w = shape
-        self.model, self._like = model, like
+        self.model, self._like, self._size = model, like, (h, w)
         self._small = record(model, shape, like)
+        for name in self._small.sampling:
+            raise NotTiledError(
+                f"{self.described(name)} cannot be run in tiles: it samples a map at computed places, "
+                "which may be anywhere"
+            )
         self._large = [record(model, (b, c, *size), like) for size in ((h + GROWTH, w), (h, w + GROWTH))]
         self._whole = self._small
         self._check_alike()
         self.strides = (self._stride(0), self._stride(1))
+
+    @property
+    def rests(self) -> tuple[int, int]:
+        """The rows and columns of the image that its strides leave over."""
+        return self._size[0] % self.strides[0], self._size[1] % self.strides[1]
 
     def resized(self, shape: Sequence[int]) -> Network:
         """The same network on an image of another size."""
@@ -240,8 +263,11 @@ class Network:
         """The module in which one of two records has something that the other has not."""
         short, long = sorted((self._small.places, other.places), key=len)
         differing = (b for a, b in itertools.zip_longest(short, long) if a != b)
-        name = next(differing, "")
-        return f"{name}, a {type(self.model.get_submodule(name)).__name__}," if name else "the network"
+        return self.described(next(differing, ""))
+
+    def described(self, module: str) -> str:
+        """A module in words."""
+        return f"{module or 'the network'}, a {type(self.model.get_submodule(module)).__name__},"
 
     def _stride(self, axis: int) -> int:
         """The pixels after which the network repeats itself: the least common multiple of all strides."""
