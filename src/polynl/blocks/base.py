@@ -26,7 +26,7 @@ class Block(nn.Module, ABC):
 
     A block is a summary of a map, which is a sum over positions, and the use of it at every position:
 
-        S = Σⱼ s(xⱼ),   zᵢ = αxᵢ + β·y(xᵢ, S):   `block.attend(x, block.summarize(x))`.
+        S = Σⱼ s(xⱼ),   zᵢ = αxᵢ + β·y(xᵢ, S):   block.attend(x, block.summarize(x))
 
     Calling the block gives the same, computed in the fastest way. `mask` (b, *spatial) are the weights of
     positions in the sum: booleans, True for those that count, or numbers from 0 to 1. A position of weight 0
