@@ -1,13 +1,12 @@
 """FSDP2: two processes with sharded parameters compute what one does with all of them."""
 
 import copy
-import os
-import warnings
 from pathlib import Path
 
 import torch
 from cases import CASES, CHANNELS, DEFAULTS, Case, assert_close, image
-from torch import distributed, multiprocessing, nn
+from ranks import on_ranks
+from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -16,19 +15,13 @@ SHARDED = [*DEFAULTS, *(case for case in CASES if case.options.get("form") in ("
 
 
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
-    multiprocessing.spawn(train_all, (tmp_path / "store",), nprocs=2)
+    on_ranks(2, train_all, tmp_path)  # warnings are errors there: FSDP warns of views, which lose its hooks
 
 
-def train_all(rank: int, store: Path) -> None:
-    torch.set_num_threads(1)
-    warnings.simplefilter("error")  # FSDP warns of views, which lose its hooks
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+def train_all(rank: int) -> None:
     for case in SHARDED:
         for layer_by_layer in (False, True):
             train(case, layer_by_layer)
-    distributed.destroy_process_group()
-    # FSDP's meshes keep gloo's threads alive: one that drops a tensor while Python shuts down calls abort().
-    os._exit(0)
 
 
 def train(case: Case, layer_by_layer: bool) -> None:

@@ -4,14 +4,14 @@ import copy
 import re
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from cases import CHANNELS, SUMMARIZING, Case, image
-from torch import Tensor, distributed, multiprocessing
+from ranks import on_ranks
+from torch import Tensor, distributed
 
 import polynl
 from polynl import NonLocal, PolyNL
@@ -20,26 +20,18 @@ CASES = [case for case in SUMMARIZING if case.pointwise and not case.options.get
 STRIPS = {2: [9, 5], 3: [2, 7, 5]}
 
 
-def connect(rank: int, ranks: int, store: Path) -> None:
-    torch.set_num_threads(1)
-    warnings.simplefilter("error")
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-
-
 @pytest.mark.parametrize("ranks", STRIPS)
 def test_strips_on_processes_are_computed_as_the_whole_map(ranks: int, tmp_path: Path) -> None:
-    multiprocessing.spawn(compare_all, (ranks, tmp_path / "store"), nprocs=ranks)
+    on_ranks(ranks, compare_all, tmp_path, ranks)
 
 
-def compare_all(rank: int, ranks: int, store: Path) -> None:
-    connect(rank, ranks, store)
+def compare_all(rank: int, ranks: int) -> None:
     for case in CASES if ranks == 2 else {case.name: case for case in CASES}.values():
         compare(case, rank, STRIPS[ranks])
     check_one_collective(rank, STRIPS[ranks])
     if ranks == 2:
         shard_differently(rank)
         reduce_differently(rank)
-    distributed.destroy_process_group()
 
 
 def compare(case: Case, rank: int, strips: list[int]) -> None:
