@@ -86,6 +86,13 @@ def test_valid_convolutions_and_channels_last_heads() -> None:
     check(randomized(Valid()), image(1, 3, 49, 60), 16)
 
 
+def test_a_network_that_needs_wide_images() -> None:
+    """95 pixels on a side: as in Inception, all of its convolutions are valid."""
+    strided = [nn.Conv2d(channels, 4, 3, stride=2) for channels in (3, 4, 4, 4)]
+    model = nn.Sequential(*strided, nn.Conv2d(4, 4, 3), nn.Conv2d(4, 2, 3))
+    check(randomized(model), image(1, 3, 330, 110), (96, 110))
+
+
 def test_a_mean_with_the_names_of_numpy() -> None:
     model = Fixed(lambda x: x * torch.mean(input=x, axis=(2, 3), keepdims=True))
     check(randomized(model), image(1, 3, 49, 60), 16)

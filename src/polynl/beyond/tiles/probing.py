@@ -23,8 +23,8 @@ from polynl.beyond.tiles.sites import Map, Network, NotTiledError, Site, Track, 
 
 # Pixels on either side of the boundary: the first attempt, and the last.
 SHORTEST, LONGEST = 256, 2048
-# Pixels across the strip, or more if the network's stride needs them.
-WIDTH = 64
+# Pixels across the strip, or more if the stride needs them; Inception networks fail below 75.
+WIDTH = 96
 AXES = ("rows", "columns")
 
 # In place of how far a pixel matters: all along the strip, or at places that are far from it.
