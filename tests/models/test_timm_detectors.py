@@ -20,6 +20,7 @@ from polynl.tasks.face_detection.model import face_detector
 timm = pytest.importorskip("timm", reason="needs the extra 'timm'")
 NARROW: dict[str, Any] = {"min_size": 64, "max_size": 64, "fpn_channels": 8}
 FEW = {"box_score_thresh": 0.0, "box_detections_per_img": 3, "rpn_post_nms_top_n_test": 5}
+ONE_SIZE = {"dynamic_img_size": False}  # 160 × 160
 TARGET = {"boxes": torch.tensor([[5.0, 5.0, 40.0, 40.0]]), "labels": torch.tensor([1])}
 
 
@@ -90,12 +91,22 @@ def test_a_face_detector_has_coarser_levels() -> None:
         ({"arch": "my_nets:build"}, r"arch: detectors are built on ResNets"),
         ({"arch": "timm/vgg"}, r"model.arch: timm has no network 'vgg'"),
         ({"arch": "timm/test_vit"}, r"anchor_sizes=.*: expected 2 numbers"),
+        (
+            {"arch": "timm/test_vit", "anchor_sizes": (16, 32), "arch_options": ONE_SIZE},
+            r"arch='timm/test_vit' does not take images of 800 × 800: Input height .*dynamic_img_size: true}",
+        ),
         ({"arch": "timm/test_convnext", "block": "se"}, r"such as backbone\.body\.stages\.2"),
     ],
 )
 def test_what_is_wrong_is_said(keys: dict[str, Any], expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         configured(FasterRCNNConfig, **keys).build(3)
+
+
+def test_a_network_of_one_size_takes_images_of_that_size() -> None:
+    one_size = {**ONE_SIZE, "img_size": 64}
+    model = small("timm/test_vit", arch_options=one_size, anchor_sizes=(16, 32)).eval()
+    assert "boxes" in model([image()])[0]
 
 
 def test_a_network_whose_maps_timm_does_not_give_is_refused() -> None:

@@ -20,7 +20,7 @@ from polynl.models.libraries import without_memory
 from polynl.models.norms import freeze_norms, synchronised
 from polynl.models.resnet import CLASSIFIER, NetworkConfig, archs
 from polynl.models.stages import freeze_stages, stages_of
-from polynl.models.timm_maps import TimmPyramid, drop_head, maps_by_level
+from polynl.models.timm_maps import TimmPyramid, check_takes, drop_head, maps_by_level
 from polynl.models.weights import load_weights
 
 Detector = TypeVar("Detector", bound=nn.Module)
@@ -115,7 +115,10 @@ class DetectorConfig(NetworkConfig):
             return BackboneWithFPN(body, names, widths, self.fpn_channels, extra_blocks=further)
         drop_head(body)
         below = LastLevelMaxPool() if further is None else further
-        return TimmPyramid(body, places, FeaturePyramidNetwork(widths, self.fpn_channels, below))
+        pyramid = TimmPyramid(body, places, FeaturePyramidNetwork(widths, self.fpn_channels, below))
+        side = self.min_size if isinstance(self.min_size, int) else self.min_size[-1]
+        check_takes(pyramid, side, self.arch)
+        return pyramid
 
     def complete(self, model: Detector) -> Detector:
         """Insert the block, synchronise norms, load weights: those of the network, then the detector's."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork
+
+# Detectors of torchvision pad the sides of images to multiples of it.
+PADDED = 32
 
 
 class TimmPyramid(nn.Module):
@@ -36,6 +41,21 @@ def maps_by_level(body: Any, arch: str) -> dict[int, tuple[int, int]]:
         if info["reduction"] >= 4:
             levels[round(math.log2(info["reduction"]))] = index, info["num_chs"]
     return levels
+
+
+def check_takes(backbone: TimmPyramid, side: int, arch: str) -> None:
+    """Raise a ValueError unless the network takes images of this height and width."""
+    side = PADDED * math.ceil(side / PADDED)
+    try:
+        copy.deepcopy(backbone).eval().to("meta")(torch.empty(1, 3, side, side, device="meta"))
+    except Exception as error:  # networks raise anything for images that they do not take
+        if "meta" in str(error).lower():
+            return  # it needs values
+        reason = str(error).rstrip(".! ") or repr(error)
+        raise ValueError(
+            f"arch={arch!r} does not take images of {side} × {side}: {reason}. Choose another network, or "
+            "for ViTs arch_options: {dynamic_img_size: true}, for Swins {strict_img_size: false}"
+        ) from error
 
 
 def drop_head(body: Any) -> None:
