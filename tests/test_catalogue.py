@@ -23,6 +23,11 @@ def test_the_formula_of_the_cost_is_what_is_counted(name: str) -> None:
     assert counted_cost(name, CHANNELS, SIDE)[0] == value(polynl.BLOCKS[name].cost)
 
 
+def test_what_runs_may_take_less_than_the_formula_as_the_caption_says() -> None:
+    assert counted_cost("poly_nl", 256, 56)[0] < 2 * 56**2 * 256**2 + 256**3  # parts of G are mirrored
+    assert counted_cost("poly_nl", 64, 7)[0] == 3 * 7**2 * 64**2  # the direct form
+
+
 def test_all_blocks_are_listed_with_their_options(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -39,6 +44,7 @@ def test_all_blocks_are_listed_with_their_options(
     assert set(polynl.BLOCKS) <= costs_of.keys()
     assert set(polynl.BLOCKS) <= options_of.keys()
     assert "2NC² + C³" in costs_of["poly_nl"]
+    assert "Formulas are for large maps" in costs
     assert "form='auto', reduction=1, window=None" in options_of["poly_nl"]
     assert re.search(r" 409\.6 k +4\.1 k\b", costs_of["conv"]), "100 · 64² and 64²"
     assert re.search(r" 0 +128\b", costs_of["grn"]), "no products; γ and β"

@@ -15,12 +15,23 @@ from polynl.train.recipe_file import BUILT_IN
 
 # Of every block; the docs describe them once.
 SHARED = ("channels", "init", "device", "dtype")
+CAPTION = (
+    "Formulas are for large maps; counts are of what runs: another form on small maps, and from 256 channels "
+    "on fewer products for a Gram matrix, which is symmetric."
+)
 
 
 def blocks_table(channels: int, side: int) -> Table:
     """A row per block: its family, the formula of its cost, and counts for one map."""
     title = f"The blocks, counted for one map of {channels} channels and {side} × {side} positions"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table = Table(
+        title=title,
+        title_justify="left",
+        caption=CAPTION,
+        caption_justify="left",
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
     for heading in ("block", "family", "multiply-adds", "counted", "params"):
         right = heading in ("counted", "params")
         table.add_column(heading, justify="right" if right else "left", no_wrap=True)
