@@ -140,6 +140,12 @@ def test_bad_input_leaves_nothing_behind(tmp_path: Path) -> None:
         run_tiled(model, x, 24, out=tmp_path / "out.npy", progress=False)
 
 
+def test_a_folder_that_is_not_writable_is_named_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polynl.beyond.tiles.outputs.os.access", lambda path, mode: False)
+    with pytest.raises(PermissionError, match=r"out='map.npy': the folder \. is not writable"):
+        run_tiled(randomized(Classifier()), Reader(), 16, out="map.npy", progress=False)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,8 @@ def check_out(out: Out) -> None:
         raise IsADirectoryError(f"out={str(out)!r} is a folder; expected a file")
     if not Path(out).parent.is_dir():
         raise FileNotFoundError(f"out={str(out)!r}: there is no folder {Path(out).parent}")
+    if not os.access(Path(out).parent, os.W_OK):
+        raise PermissionError(f"out={str(out)!r}: the folder {Path(out).parent} is not writable")
 
 
 def _storable(out: Out, part: Tensor) -> Any:
