@@ -105,6 +105,7 @@ class PolySA(nn.Module):
         if patches < 1 or height * width != patches or height * self.grid[1] != width * self.grid[0]:
             raise ValueError(
                 f"{patches} patches do not have the proportions of the grid {self.grid}: set input_grid to "
-                "their height and width"
+                "their height and width, or prefix_tokens to the number of those that are not patches "
+                f"(now {self.prefix_tokens})"
             )
         return height, width
