@@ -81,6 +81,13 @@ def test_a_network_does_not_differ_from_its_equal() -> None:
     assert not difference.beyond_chance
 
 
+@pytest.mark.parametrize("seeds", [1, 2, 5])
+def test_the_interval_of_the_opposite_difference_is_the_opposite(seeds: int) -> None:
+    study = simulated(np.random.default_rng(seeds), gain=0.3, seeds=seeds)
+    forth, back = (study.difference(*pair, "top1") for pair in (("block", "plain"), ("plain", "block")))
+    assert (forth.value, forth.low, forth.high) == pytest.approx((-back.value, -back.high, -back.low))
+
+
 def test_only_common_seeds_are_compared() -> None:
     right = [np.ones(20), np.zeros(20), np.ones(20)]
     found = evidence(a=right, b=right[:1])

@@ -4,10 +4,11 @@ A replicate draws the images to score on anew, as many as there are and with rep
 scored on the drawn images; what counts is the mean over seeds or, for two networks, the mean of their
 differences seed by seed. To this, a replicate adds what other seeds would have changed: the standard error
 of that mean over the seeds, times a number drawn from Student's t with one degree of freedom fewer than there
-are seeds. Drawing the few seeds themselves would give intervals that end at the best and the worst of them,
-which are far too narrow. An interval is from the 2.5th to the 97.5th percentile of the replicates. Scores are
-percentages, and a replicate may add a score that no network can have; so intervals of scores are cut at 0 and
-100, and those of differences at −100 and 100.
+are seeds. It does so with many such numbers and their negatives, so that the interval of B − A is that of
+A − B in the mirror. Drawing the few seeds themselves would give intervals that end at the best and the worst
+of them, which are far too narrow. An interval is from the 2.5th to the 97.5th percentile of the replicates.
+Scores are percentages, and a replicate may add a score that no network can have; so intervals of scores are
+cut at 0 and 100, and those of differences at −100 and 100.
 
 With one seed only the images are drawn: the interval then leaves out how much trainings differ.
 """
@@ -26,6 +27,8 @@ from polynl.tasks.base import Task
 from polynl.tasks.outcomes import Array, Outcomes
 
 REPLICATES = 1000
+# Numbers drawn from Student's t for every replicate; each is also taken with the other sign.
+T_DRAWS = 20
 CONFIDENCE = 95
 # Images × replicates drawn at a time, which bounds the memory at some 100 MB.
 MOST_WEIGHTS = 1 << 22
@@ -104,7 +107,8 @@ class Evidence:
         replicates = means[1:]
         if seeds > 1:
             error = by_seed[:, 0].std(ddof=1) / seeds**0.5
-            replicates = replicates + error * np.random.default_rng(1).standard_t(seeds - 1, len(replicates))
+            drawn = error * np.random.default_rng(1).standard_t(seeds - 1, (T_DRAWS, len(replicates)))
+            replicates = replicates + np.concatenate([drawn, -drawn])
         # A replicate without anything to find has no score.
         ends = np.nanpercentile(replicates, [(100 - CONFIDENCE) / 2, (100 + CONFIDENCE) / 2])
         low, high = ends.clip(lowest, 100)
