@@ -27,7 +27,7 @@ class Interval:
         return self.low > 0 or self.high < 0
 
     def __str__(self) -> str:
-        return f"{self.value:.1f} ({self.low:.1f} to {self.high:.1f})"
+        return f"{percent(self.value)} ({percent(self.low)} to {percent(self.high)})"
 
 
 def plural(count: int, noun: str) -> str:
@@ -105,6 +105,15 @@ def ratio(value: float | None) -> str:
     return if_measured(value, ("{:.2f}" if value is None or value < 100 else "{:,.0f}").format)
 
 
+def percent(score: float) -> str:
+    """A score with one decimal, whatever the last bits that the order of a sum leaves.
+
+    >>> percent(66.649999999999991), percent(66.650000000000006)
+    ('66.7', '66.7')
+    """
+    return f"{round(score, 6):.1f}"
+
+
 def mean_and_spread(values: Sequence[float]) -> str:
     """The mean and, for several values, their standard deviation.
 
@@ -113,8 +122,8 @@ def mean_and_spread(values: Sequence[float]) -> str:
     """
     if not values:
         return NOT_MEASURED
-    mean = f"{statistics.mean(values):.1f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.1f}"
+    mean = percent(statistics.mean(values))
+    return mean if len(values) == 1 else f"{mean} ± {percent(statistics.stdev(values))}"
 
 
 def signed(difference: Interval | None) -> str:
@@ -135,7 +144,7 @@ def points(difference: float) -> str:
     >>> points(2.13), points(-0.4)
     ('+2.1', '−0.4')
     """
-    return f"{difference:+.1f}".replace("-", "−")
+    return f"{round(difference, 6):+.1f}".replace("-", "−")
 
 
 def number(value: float) -> str:

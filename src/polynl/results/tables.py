@@ -34,6 +34,7 @@ from polynl.results.formats import (
     if_measured,
     large_count,
     mean_and_spread,
+    percent,
     plural,
     points,
     ratio,
@@ -185,7 +186,7 @@ def _score_text(study: Study, variant: Variant, score: str, compact: bool) -> st
         return text
     evidence = known
     interval = evidence.interval(variant.label, score)
-    return f"{text} ({interval.low:.1f} to {interval.high:.1f})"
+    return f"{text} ({percent(interval.low)} to {percent(interval.high)})"
 
 
 def _paper_scores(task: type[Task], paper: PaperTable, labels: Mapping[str, str], *, compact: bool) -> _Part:
