@@ -19,7 +19,8 @@ def test_a_training(tmp_path: Path) -> None:
     folder = written(tmp_path / "a", ROWS, "--seed", "3")
     found = load_runs([folder])
     (study,) = found.studies
-    assert (study.title, study.task, study.note) == ("Small ResNet on scenes, 2 epochs", "classification", "")
+    assert (study.title, study.task) == ("Small ResNet on easy scenes, 2 epochs", "classification")
+    assert not study.note
     (variant,) = study.variants
     assert (variant.row, variant.block, variant.label, variant.costs) == (
         "poly_nl",
@@ -78,7 +79,7 @@ def test_other_recipes_are_other_variants_named_by_their_folders(tmp_path: Path)
     two = written(tmp_path / "two", ROWS, "--optimizer.lr", "0.5", "--epochs", "7")
     plain = written(tmp_path / "plain", ROWS, "--model.block", "none")
     (study,) = load_runs([one, two, plain]).studies
-    assert study.title == "Small ResNet on scenes, 2 or 7 epochs"
+    assert study.title == "Small ResNet on easy scenes, 2 or 7 epochs"
     assert [variant.label for variant in study.variants] == ["no block", f"Poly-NL, {one}", f"Poly-NL, {two}"]
     assert study.unequal == ["epochs", "optimizer.lr"]
     assert load_runs([one, plain]).studies[0].unequal == []
@@ -103,10 +104,10 @@ def test_what_cannot_be_compared_is_another_study(tmp_path: Path) -> None:
         written(tmp_path / "large", ROWS, "--model", "{arch: resnet18, block: none}"),
     ]
     assert [study.title for study in load_runs(folders).studies] == [
-        "Small ResNet on scenes, 2 epochs",
+        "Small ResNet on easy scenes, 2 epochs",
         "Small ResNet on birds, 2 epochs",
-        "ResNet-18 on scenes, 2 epochs",
-        "Mask R-CNN, small ResNet, on scenes, 2 epochs",
+        "ResNet-18 on easy scenes, 2 epochs",
+        "Mask R-CNN, small ResNet, on easy scenes, 2 epochs",
         "Face detector, small ResNet, on scenes, 2 epochs",
     ]
 
@@ -163,10 +164,10 @@ def test_studies_of_one_title_are_told_apart_by_their_folders(tmp_path: Path) ->
     longer = written(tmp_path / "longer", ROWS, "--epochs", "3", "--data.size", "24", "--data.seed", "1")
     results = reproduced(tmp_path / "results", [outcome("none", ROWS), outcome("tesa", ROWS)])
     assert [study.title for study in load_runs([*small, large, longer, results]).studies] == [
-        f"Small ResNet on scenes, 2 epochs: {results}",
-        f"Small ResNet on scenes, 2 epochs: {small[0]}, {small[1]}, {small[2]} and 2 more",
-        f"Small ResNet on scenes, 2 epochs: {large}",
-        "Small ResNet on scenes, 3 epochs",
+        f"Small ResNet on easy scenes, 2 epochs: {results}",
+        f"Small ResNet on easy scenes, 2 epochs: {small[0]}, {small[1]}, {small[2]} and 2 more",
+        f"Small ResNet on easy scenes, 2 epochs: {large}",
+        "Small ResNet on easy scenes, 3 epochs",
     ]
 
 

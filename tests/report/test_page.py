@@ -205,7 +205,7 @@ def test_costs_without_a_benchmark(tmp_path: Path) -> None:
     found = load_runs([reproduced(tmp_path / "a", [outcome("none", [row(1, top1=1.0)])])])
     said = paged(found).said("efficiency")
     assert "These runs have no benchmark of layers" in said
-    assert "In the trained network: Small ResNet on scenes" in said
+    assert "In the trained network: Small ResNet on easy scenes" in said
 
 
 def test_commands_are_listed_once() -> None:

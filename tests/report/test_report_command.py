@@ -27,7 +27,7 @@ def test_a_report_of_several_folders(
     size = f"{len(text.encode()) / 1e6:.2f} MB"
     assert f"The report is in {out} ({size}): open it in a browser." in said
     assert f"<code>polynl report &#39;{training}&#39; {tmp_path / 'bench'} --out {out}</code>" in text
-    assert "<h1>Small ResNet on scenes, 2 epochs</h1>" in text
+    assert "<h1>Small ResNet on easy scenes, 2 epochs</h1>" in text
     assert [file.name for file in out.parent.iterdir()] == ["page.html"], "nothing half written"
 
 

@@ -113,7 +113,7 @@ def test_a_study_is_loaded_as_it_was_saved(toy: Study, tmp_path: Path) -> None:
 
 
 def test_a_task_without_a_paper_has_tables_and_charts(toy: Study) -> None:
-    assert toy.title == "Toy, small ResNet, on scenes, 2 epochs"
+    assert toy.title == "Toy, small ResNet, on easy scenes, 2 epochs"
     table = accuracy_table(toy)
     assert [group.heading for group in table.columns] == ["here", "cost"]
     assert table.title.endswith("gain: in Hits")
@@ -132,7 +132,7 @@ def test_a_task_without_a_paper_has_a_report(toy: Study, tmp_path: Path) -> None
     origin = Origin("polynl reproduce", "polynl reproduce", {"cpu": "a processor"})
     toy.save(tmp_path / "results.json", origin)
     text = run_report([tmp_path], tmp_path / "report.html", Console(quiet=True)).read_text()
-    assert "<h1>Toy, small ResNet, on scenes, 2 epochs</h1>" in text
+    assert "<h1>Toy, small ResNet, on easy scenes, 2 epochs</h1>" in text
     assert "60.5 ± 0.7" in text
     assert "paper&#39;s scores" not in text
     assert "The paper's scores" not in text

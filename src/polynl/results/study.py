@@ -376,7 +376,8 @@ def study_title(recipes: Sequence[Mapping[str, Any]]) -> str:
     """The network, the data and the number of epochs."""
     data = recipes[0]["data"]
     network = task_class(recipes[0]["task"]).network.format(arch=network_name(recipes[0]["model"]["arch"]))
-    images = Path(data["root"]).name if data.get("root") else str(data["source"])
+    drawn = " ".join(filter(None, (data.get("difficulty"), data["source"])))
+    images = Path(data["root"]).name if data.get("root") else drawn
     epochs = sorted({recipe["epochs"] for recipe in recipes})
     noun = "epoch" if epochs == [1] else "epochs"
     return f"{network[0].upper()}{network[1:]} on {images}, {' or '.join(map(str, epochs))} {noun}"
