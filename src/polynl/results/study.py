@@ -239,6 +239,11 @@ class Study:
         """The network without a block, which the others are compared with."""
         return next((variant for variant in self.variants if variant.row == NO_BLOCK), None)
 
+    def bases(self) -> list[Variant]:
+        """What the others are compared with: of `BASES`, the first variant of each that there is."""
+        first = {variant.row: variant for variant in reversed(self.variants)}
+        return [first[row] for row in BASES if row in first]
+
     @cached_property
     def evidence(self) -> Evidence | None:
         """How sure the scores are, by the variants' labels; None if the trainings have saved no outcomes.
@@ -303,9 +308,8 @@ class Study:
         found = {}
         for score in evidence.scores():
             found[score] = {"mean": asdict(evidence.interval(variant.label, score))}
-            for base in self.variants:
-                difference = self.difference(variant, base, score) if base.row in BASES else None
-                if difference is not None:
+            for base in self.bases():
+                if (difference := self.difference(variant, base, score)) is not None:
                     found[score][f"minus {base.row}"] = asdict(difference)
         return found
 

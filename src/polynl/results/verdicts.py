@@ -9,7 +9,7 @@ from polynl.errors import shortened
 from polynl.results.block_figures import idle_blocks
 from polynl.results.evidence import REPLICATES, Evidence
 from polynl.results.formats import NOT_MEASURED, Interval, points, signed
-from polynl.results.study import BASES, Study, Variant
+from polynl.results.study import Study, Variant
 from polynl.results.tables import Columns, Row, Table
 
 
@@ -25,12 +25,12 @@ def evidence_tables(study: Study) -> list[Table]:
 
 
 def _evidence_table(study: Study, evidence: Evidence, score: str) -> Table:
-    bases, rows = _bases(study), []
+    bases, rows = study.bases(), []
     for variant in study.variants:
         cells = [NOT_MEASURED] * (1 + len(bases))
         if evidence.seeds(variant.label):
             mean = str(evidence.interval(variant.label, score))
-            cells = [mean, *(_against(study, variant, base, score) for base in bases)]
+            cells = [mean, *(difference_text(study, variant, base, score) for base in bases)]
         rows.append(Row(variant.label, cells))
     headings = ["mean", *(f"minus {base.label}" for base in bases)]
     heading = study.task_class.scores[score]
@@ -38,16 +38,12 @@ def _evidence_table(study: Study, evidence: Evidence, score: str) -> Table:
     return Table(title, [Columns("", headings)], rows)
 
 
-def _against(study: Study, variant: Variant, base: Variant, score: str) -> str:
+def difference_text(study: Study, variant: Variant, base: Variant, score: str) -> str:
+    """A paired difference with its interval, and a star if it is beyond chance; empty if there is none."""
     difference = study.difference(variant, base, score)
     if difference is None:
         return ""
     return signed(difference) + (" *" if difference.beyond_chance else "")
-
-
-def _bases(study: Study) -> list[Variant]:
-    first = {variant.row: variant for variant in reversed(study.variants)}
-    return [first[row] for row in BASES if row in first]
 
 
 def conclusion(study: Study) -> str:
@@ -114,7 +110,7 @@ def _sentences(study: Study) -> Iterator[str]:
     if evidence is None or score not in evidence.scores():
         return
     compared: list[tuple[Variant, Variant]] = []
-    for base in _bases(study):
+    for base in study.bases():
         # A pair that was compared the other way round says nothing new.
         others = [v for v in study.variants if (base, v) not in compared]
         found = [(v, d) for v in others if (d := study.difference(v, base, score)) is not None]
