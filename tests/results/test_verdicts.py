@@ -185,11 +185,23 @@ def test_shares_and_scales_are_drawn_against_epochs(tmp_path: Path) -> None:
     assert [(chart.title, chart.log[1]) for chart in figure.charts] == [
         ("Share of the branch, ‖βY‖ ÷ ‖Z‖", True),
         ("α", False),
-        ("β", False),
+        ("|β|", False),
     ]
     assert [series.label for series in figure.legend] == ["Poly-NL"]
     assert figure.charts[0].curves[0].points == [(1.0, 0.2)]
     assert block_charts(study_without_blocks(tmp_path / "other")) is None
+
+
+def test_betas_of_opposite_signs_do_not_cancel(tmp_path: Path) -> None:
+    betas = {f"layer3.0.{name}": value for name, value in (("share", 0.2), ("beta", 0.5))}
+    opposite = betas | {"layer3.0.beta": -0.3}
+    trainings = [
+        training(tmp_path, "poly_nl", seed, 9, **figures) for seed, figures in enumerate((betas, opposite))
+    ]
+    figure = block_charts(Study("a title", "classification", [variant_of(trainings)]))
+    assert figure is not None
+    curve = figure.charts[-1].curves[0]
+    assert (curve.points, curve.ends) == ([(1.0, 0.4)], [(0.3, 0.5)])
 
 
 def study_without_blocks(folder: Path) -> Study:

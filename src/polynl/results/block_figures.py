@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# The figures of a block, with the titles of their charts and of their axes.
+# The figures of a block, with the titles of their charts and of their axes. The last matrix of a block decides
+# with which sign it learns β: over seeds, only the size has a mean that says something.
 FIGURES = {
     "share": ("Share of the branch, ‖βY‖ ÷ ‖Z‖", "share"),
     "alpha": ("α", "learned α"),
-    "beta": ("β", "learned β"),
+    "beta": ("|β|", "size of the learned β"),
 }
 # Below it a block changes less than the noise of training does.
 IDLE = 1e-3

@@ -127,7 +127,7 @@ def training_curves(study: Study) -> Figure:
 
 
 def block_charts(study: Study) -> Figure | None:
-    """What each block does, against epochs: the share of its branch, α and β; the mean and range of seeds."""
+    """What each block does, against epochs: the share of its branch, α and |β|; the mean and range of seeds."""
     charts = []
     rows = [row for variant in study.variants for training in variant.trainings for row in training.rows]
     for figure, (heading, axis) in FIGURES.items():
@@ -148,7 +148,9 @@ def block_charts(study: Study) -> Figure | None:
 def _over_epochs(variant: Variant, series: Series, column: str, figure: str) -> Curve | None:
     """A figure's mean over seeds, and its range; a logarithmic axis has no place for a share of zero."""
     found = [
-        (epoch, values) for epoch, values in variant.history(column) if figure != "share" or min(values) > 0
+        (epoch, [abs(value) for value in values] if figure == "beta" else values)
+        for epoch, values in variant.history(column)
+        if figure != "share" or min(values) > 0
     ]
     points = [(float(epoch), statistics.mean(values)) for epoch, values in found]
     ends = [(min(values), max(values)) for _, values in found]
