@@ -96,9 +96,9 @@ def test_a_single_variant_has_no_differences_to_show(tmp_path: Path) -> None:
 
 def test_sentences_say_it_in_words(tmp_path: Path) -> None:
     first, second, how = verdicts(study(tmp_path, seeds=3))
-    assert first.startswith("Top-1 against no block: beyond chance: Poly-NL +25.0 (")
+    assert first.startswith("Top-1 against no block, beyond chance: Poly-NL +25.0 (")
     assert "; within chance: TESA +0.5 (+0.0 to" in first
-    assert second.startswith("Top-1 against Poly-NL: beyond chance: TESA −24.5 (")
+    assert second.startswith("Top-1 against Poly-NL, beyond chance: TESA −24.5 (")
     assert "no block" not in second.partition(":")[2], "that pair has been compared"
     assert "1,000 bootstrap replicates that draw the 200 images anew" in how
     assert "allow for the spread over 3 seeds" in how

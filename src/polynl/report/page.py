@@ -67,7 +67,7 @@ def render_page(runs: LoadedRuns, pictures: Sequence[Pictures], title: str, comm
         "commands": list(dict.fromkeys([*(origin.command for origin in runs.origins), command])),
         "recipes": list(_recipes(runs.studies)),
     }
-    # A section that has no content may say why.
+    # Why there are no pictures is said once, under Grad-CAM.
     filled: dict[str, Any] = {
         "accuracy": runs.studies,
         "curves": runs.studies,
@@ -75,8 +75,8 @@ def render_page(runs: LoadedRuns, pictures: Sequence[Pictures], title: str, comm
         "efficiency": content["layers"] or content["costs"],
         "networks": content["networks"],
         "grad-cam": pictures,
-        "xyz": any(p.norms or p.missing for p in pictures),
-        "influence": any(p.influence or p.missing or p.without_influence for p in pictures),
+        "xyz": any(p.norms for p in pictures),
+        "influence": any(p.influence or p.without_influence for p in pictures),
         "environment": True,
     }
     trim: Any = {"trim_blocks": True, "lstrip_blocks": True}

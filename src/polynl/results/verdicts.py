@@ -117,7 +117,7 @@ def _sentences(study: Study) -> Iterator[str]:
         compared += [(variant, base) for variant, _ in found]
         if found:
             heading = f"{study.task_class.scores[score]} against {base.label}"
-            yield f"{heading}: {_sorted_by_chance([(variant.label, d) for variant, d in found])}."
+            yield f"{heading}, {_sorted_by_chance([(variant.label, d) for variant, d in found])}."
     yield _how(evidence, compared)
 
 
