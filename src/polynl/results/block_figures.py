@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# The figures of a block, with the titles of their charts and of their axes. The last matrix of a block decides
+# The figures of a block, with the titles of their charts and of their axes. A block's last matrix decides
 # with which sign it learns β: over seeds, only the size has a mean that says something.
 FIGURES = {
     "share": ("Share of the branch, ‖βY‖ ÷ ‖Z‖", "share"),

@@ -127,7 +127,7 @@ def training_curves(study: Study) -> Figure:
 
 
 def block_charts(study: Study) -> Figure | None:
-    """What each block does, against epochs: the share of its branch, α and |β|; the mean and range of seeds."""
+    """What each block does, against epochs: the share of its branch, α and |β|; mean and range of seeds."""
     charts = []
     rows = [row for variant in study.variants for training in variant.trainings for row in training.rows]
     for figure, (heading, axis) in FIGURES.items():
