@@ -45,16 +45,15 @@ class Evidence:
         replicates: int = REPLICATES,
     ) -> None:
         self._task, self._outcomes, self._replicates = task, outcomes, replicates
-        self._scores: dict[tuple[str, int], Mapping[str, Array]] = {}
 
     def scores(self) -> list[str]:
         """The scores that all networks have."""
-        found = [set(self._scored(name, seed)) for name, seeds in self._outcomes.items() for seed in seeds]
-        return [score for score in self._task.scores if found and all(score in names for names in found)]
+        found = self._scored.values()
+        return [score for score in self._task.scores if found and all(score in scored for scored in found)]
 
     def interval(self, name: str, score: str) -> Interval:
         """The mean of a network's score over its seeds."""
-        values = {seed: self._scored(name, seed)[score] for seed in self._outcomes[name]}
+        values = {seed: self._scored[name, seed][score] for seed in self._outcomes[name]}
         return self._interval(values, lowest=0)
 
     def common_seeds(self, name: str, base: str) -> list[int]:
@@ -66,7 +65,7 @@ class Evidence:
         """The mean of a network's score minus that of another, over the seeds that both have."""
         seeds = self.common_seeds(name, base)
         return self._interval(
-            {seed: self._scored(name, seed)[score] - self._scored(base, seed)[score] for seed in seeds},
+            {seed: self._scored[name, seed][score] - self._scored[base, seed][score] for seed in seeds},
             lowest=-100,
         )
 
@@ -77,10 +76,7 @@ class Evidence:
     @cached_property
     def images(self) -> int:
         """The number of images."""
-        return len(next(iter(self._each())))
-
-    def _each(self) -> Iterator[Outcomes]:
-        return (outcomes for seeds in self._outcomes.values() for outcomes in seeds.values())
+        return len(next(outcomes for seeds in self._outcomes.values() for outcomes in seeds.values()))
 
     def _weights(self) -> Iterator[Array]:
         """The images as they are; then how often each replicate draws each image, in several arrays."""
@@ -90,15 +86,18 @@ class Evidence:
             count = min(rows, self._replicates - first)
             yield random.multinomial(self.images, [1 / self.images] * self.images, size=count).astype(float)
 
-    def _scored(self, name: str, seed: int) -> Mapping[str, Array]:
-        """The scores on the images as they are, then of every replicate."""
-        if (name, seed) not in self._scores:
-            outcomes = self._outcomes[name][seed]
-            parts = [self._task.score_outcomes(outcomes, weights) for weights in self._weights()]
-            self._scores[name, seed] = {
-                score: np.concatenate([part[score] for part in parts]) for score in parts[0]
-            }
-        return self._scores[name, seed]
+    @cached_property
+    def _scored(self) -> Mapping[tuple[str, int], Mapping[str, Array]]:
+        """By name and seed, the scores on the images as they are, then of every replicate."""
+        every = {(name, seed): one for name, seeds in self._outcomes.items() for seed, one in seeds.items()}
+        parts: dict[tuple[str, int], list[Mapping[str, Array]]] = {network: [] for network in every}
+        for weights in self._weights():
+            for network, outcomes in every.items():
+                parts[network].append(self._task.score_outcomes(outcomes, weights))
+        return {
+            network: {score: np.concatenate([part[score] for part in scored]) for score in scored[0]}
+            for network, scored in parts.items()
+        }
 
     def _interval(self, values: Mapping[int, Array], lowest: float) -> Interval:
         """The interval of a mean over seeds, from values from `lowest` to 100 as `_scored` has them."""
