@@ -92,6 +92,23 @@ def test_labels_of_an_axis_have_as_many_decimals() -> None:
     assert "−2" in [text for *_, text in texts(drawn([(1, -3.0), (2, 3.0)]), "end")]
 
 
+def test_given_ticks_without_a_point_are_on_the_axis() -> None:
+    picture = drawn([(1.0, 0.1), (2.0, 0.2)], x_ticks=[1.0, 2.0, 4.0])
+    right = float(
+        next(e for e in picture.iter("path") if e.get("class") == "axis").get("d", "").split("H")[1]
+    )
+    assert [text for *_, text in texts(picture, "middle")] == ["1", "2", "4"]
+    assert all(x < right for x, *_ in texts(picture, "middle"))
+
+
+@pytest.mark.parametrize("ends", [(2.6e-11, 8.6e-11), (3e-11, 3.1e-11), (1e-30, 1.5e-30)])
+@pytest.mark.parametrize("log", [False, True])
+def test_tiny_values_have_labels(ends: tuple[float, float], log: bool) -> None:
+    labels = [text for *_, text in texts(drawn([(1, ends[0]), (2, ends[1])], log=(False, log)), "end")]
+    assert len(labels) >= 2
+    assert all("·10⁻" in label for label in labels), labels
+
+
 RANGES = [(0.001, 0.0012), (1.0, 1.9), (0.9, 250.0), (3.0, 4e5), (100.0, 101.0), (12345.0, 67890.0)]
 
 

@@ -65,6 +65,7 @@ class Axis:
 def svg(chart: Chart) -> Markup:
     """The chart, with a title for screen readers."""
     xs = [x for curve in chart.curves for x, _ in curve.points] + [x for x, _ in chart.missing]
+    xs += chart.x_ticks
     ys = [y for curve in chart.curves for _, y in curve.points]
     ys += [end for curve in chart.curves for ends in curve.ends for end in ends]
     ys += [] if chart.level is None else [chart.level]
@@ -223,15 +224,18 @@ def _ticks(axis: Axis, *, whole: bool = False) -> list[float]:
     step *= next(k for k in (1, 2, 2.5, 5, 10) if step * k >= (axis.high - axis.low) / 6)
     step = float(math.ceil(step)) if whole else step
     first = math.ceil(axis.low / step)
-    return [round(step * k, 10) for k in range(first, math.floor(axis.high / step) + 1)]
+    # Without the last bits of the product.
+    digits = 2 - math.floor(math.log10(step))
+    return [round(step * k, digits) for k in range(first, math.floor(axis.high / step) + 1)]
 
 
 def _labelled(values: Sequence[float], axis: Axis) -> list[Tick]:
     """The values whose labels do not overlap the one before; linear axes have equal decimals."""
     texts = [number(value) for value in values]
     if not axis.log or axis.high < 10 * axis.low:
-        digits = next((d for d in range(9) if all(round(value, d) == value for value in values)), 9)
-        texts = [f"{value:,.{digits}f}".replace("-", "−") for value in values]
+        digits = next((d for d in range(9) if all(round(value, d) == value for value in values)), None)
+        if digits is not None:
+            texts = [f"{value:,.{digits}f}".replace("-", "−") for value in values]
     upright = axis.start == BOTTOM
     kept: list[Tick] = []
     for value, text in zip(values, texts, strict=True):
