@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import queue
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
 from typing import Any, NoReturn
 
 from rich.console import Console
@@ -41,7 +41,6 @@ def with_rows(training: Training) -> Training:
 class _News:
     """A message from a training: its progress, or why it failed."""
 
-    number: int
     done: int = 0
     steps: int = 0
     text: str = ""
@@ -55,9 +54,8 @@ def train_all(trainings: Sequence[Training], jobs: int, console: Console) -> lis
     """
     trainings = [with_rows(training) for training in trainings]
     context = _process_context()
-    news: Any = context.Queue()
     waiting = [number for number, training in enumerate(trainings) if not training.finished]
-    running: dict[int, Any] = {}
+    running: dict[int, _Running] = {}
     columns: list[Any] = [TextColumn("{task.description}"), BarColumn(20), TimeElapsedColumn()]
     # Without a terminal, they are a line per training at the end.
     with (
@@ -73,17 +71,18 @@ def train_all(trainings: Sequence[Training], jobs: int, console: Console) -> lis
             while waiting or running:
                 while waiting and len(running) < jobs:
                     number = waiting.pop(0)
-                    running[number] = context.Process(target=_train, args=(number, trainings[number], news))
-                    running[number].start()
-                _show(news, progress, bars)
-                for number in [n for n, process in running.items() if not process.is_alive()]:
-                    _show(news, progress, bars)
-                    _ended(trainings[number], running.pop(number).exitcode, progress, bars[number])
+                    running[number] = _start(context, trainings[number], bars[number])
+                _show(running.values(), progress, seconds=0.2)
+                for number in [n for n, run in running.items() if not run.process.is_alive()]:
+                    ended = running.pop(number)
+                    _show([ended], progress, seconds=0)
+                    _ended(trainings[number], ended, progress)
         finally:
-            for process in running.values():
-                process.terminate()
-            for process in running.values():
-                process.join()
+            for run in running.values():
+                run.process.terminate()
+                run.news.close()
+            for run in running.values():
+                run.process.join()
     for training in trainings:
         _add_outcomes(training, console)
     return [with_rows(training) for training in trainings]
@@ -96,6 +95,27 @@ def _add_outcomes(training: Training, console: Console) -> None:
         scored.outcomes.save(training.folder / OUTCOMES)
 
 
+@dataclass(frozen=True)
+class _Running:
+    """A training's process, the pipe that its news comes through, and where they are shown.
+
+    Each has a pipe of its own: a queue for all has a lock, which a process that is stopped may hold for ever.
+    """
+
+    process: Any
+    news: Any
+    bar: TaskID
+
+
+def _start(context: Any, training: Training, bar: TaskID) -> _Running:
+    news, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_train, args=(training, sender))
+    process.start()
+    # The pipe ends when the process does.
+    sender.close()
+    return _Running(process, news, bar)
+
+
 def _process_context() -> Any:
     """Fork the trainings from a process that has imported all this once: it takes seconds."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
@@ -105,25 +125,26 @@ def _process_context() -> Any:
     return context
 
 
-def _train(number: int, training: Training, news: Any) -> None:
+def _train(training: Training, news: Any) -> None:
     """The body of a training's process."""
     # Its data loading workers start as in any other training, not as this process did, with all its imports.
     multiprocessing.set_start_method(None, force=True)
-    display = _Reporter(number, news)
+    display = _Reporter(news)
     try:
         train(recipe_in(training), training.folder, Console(quiet=True), resume=True, display=display)
     except BaseException as error:
         message = str(error) if isinstance(error, ValueError | RuntimeError) else repr(error)
-        news.put(_News(number, failure=message))
+        with suppress(OSError):
+            news.send(_News(failure=message))
         raise SystemExit(1) from None
 
 
 class _Reporter(Display):
     """Sends progress to the process that shows it."""
 
-    def __init__(self, number: int, news: Any) -> None:
+    def __init__(self, news: Any) -> None:
         super().__init__(None)
-        self._number, self._news, self._steps = number, news, 0
+        self._news, self._steps = news, 0
         self._parent = multiprocessing.parent_process()
 
     def begin(self, steps: int, done: int) -> None:
@@ -132,27 +153,32 @@ class _Reporter(Display):
     def step(self, done: int, text: str) -> None:
         if self._parent is not None and not self._parent.is_alive():
             raise RunStoppedError("the process that started this training is gone.")
-        self._news.put(_News(self._number, done, self._steps, text))
+        # Nobody listens any more to a training that is being stopped.
+        with suppress(OSError):
+            self._news.send(_News(done, self._steps, text))
 
 
-def _show(news: Any, progress: Progress, bars: Sequence[TaskID]) -> None:
-    """Show all messages that have arrived, after a short wait for the first."""
-    wait = 0.2
-    while True:
-        try:
-            item = news.get(timeout=wait)
-        except queue.Empty:
-            return
-        if item.failure is not None:
-            raise RunStoppedError(
-                f"{item.failure}\nThe other trainings are kept; continue them with --resume."
-            )
-        progress.start_task(bars[item.number])
-        progress.update(bars[item.number], completed=item.done, total=item.steps, text=item.text)
-        wait = 0.0
+def _show(running: Iterable[_Running], progress: Progress, *, seconds: float) -> None:
+    """Show all messages that have arrived, after waiting that long for the first."""
+    listening: dict[Any, _Running] = {run.news: run for run in running}
+    while ready := wait(listening, seconds):
+        for run in [listening[news] for news in ready]:
+            try:
+                item: _News = run.news.recv()
+            except (EOFError, OSError):
+                del listening[run.news]
+                continue
+            if item.failure is not None:
+                raise RunStoppedError(
+                    f"{item.failure}\nThe other trainings are kept; continue them with --resume."
+                )
+            progress.start_task(run.bar)
+            progress.update(run.bar, completed=item.done, total=item.steps, text=item.text)
+        seconds = 0
 
 
-def _ended(training: Training, code: int, progress: Progress, bar: TaskID) -> None:
+def _ended(training: Training, ended: _Running, progress: Progress) -> None:
+    code, bar = ended.process.exitcode, ended.bar
     if code != 0:
         raise RunStoppedError(
             f"the training in {training.folder} ended with code {code}; continue it with --resume."
