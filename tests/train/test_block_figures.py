@@ -45,7 +45,7 @@ def test_the_share_is_that_of_the_formula() -> None:
         block.beta.fill_(0.4)
     figures = watch.figures()
     data = task.val_set()
-    count = 8  # a batch
+    count = min(16, len(data))
     images = torch.stack([data[number * len(data) // count][0] for number in range(count)])
     seen: list[torch.Tensor] = []
     handle = block.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -59,6 +59,19 @@ def test_the_share_is_that_of_the_formula() -> None:
     assert figures["layer3.0.alpha"] == pytest.approx(0.7)
     assert figures["layer3.0.beta"] == pytest.approx(0.4)
     assert 0.001 < figures["layer3.0.share"] == pytest.approx(share.item(), rel=1e-4)
+
+
+def test_as_many_images_are_measured_however_small_the_batches() -> None:
+    figures = [watched("--val-batch", size, "--model.options.init", "random")[0].figures() for size in "17"]
+    for name in ("alpha", "beta", "share"):
+        assert figures[0][f"layer3.0.{name}"] == pytest.approx(figures[1][f"layer3.0.{name}"], rel=1e-5)
+
+
+def test_what_bfloat16_rounds_is_no_branch() -> None:
+    watch, model, _ = watched("--precision", "bfloat16")
+    with torch.no_grad():
+        only_block(model).alpha.fill_(0.9)
+    assert watch.figures()["layer3.0.share"] < 1e-6
 
 
 @pytest.mark.parametrize("block", ["non_local", "tesa", "efficient_nl", "conv"])
@@ -97,7 +110,8 @@ def test_the_summary_points_out_a_block_that_does_nothing(lr: str, idle: bool, t
 
 
 def test_a_block_is_idle_only_if_it_always_was() -> None:
-    rows = [{"a.share": 5e-4, "b.share": 0.2}, {"a.share": 9e-4, "b.share": 5e-5}, {"loss": 1.0}]
+    nan = float("nan")
+    rows = [{"a.share": nan, "b.share": 0.2}, {"a.share": 9e-4, "b.share": 5e-5}, {"b.share": nan}]
     assert block_columns(rows, "share") == {"a": "a.share", "b": "b.share"}
     (line,) = idle_blocks(rows)
     assert "block at a " in line

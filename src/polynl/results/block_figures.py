@@ -5,6 +5,7 @@ They are columns of a run's metrics, such as "layer3.5.share" for the block befo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ def idle_blocks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     found = []
     for block, column in block_columns(rows, "share").items():
         shares = [row[column] for row in rows if isinstance(row.get(column), int | float)]
+        shares = [share for share in shares if math.isfinite(share)]
         largest = max(shares, default=IDLE)
         if largest < IDLE:
             found.append(

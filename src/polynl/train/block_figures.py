@@ -14,7 +14,6 @@ from polynl.blocks.base import Block
 from polynl.insertion.hooks import HOOKS
 from polynl.tasks.base import Batch, Task
 from polynl.train.config import Recipe
-from polynl.train.processes import autocast
 
 # The same images after every epoch, so that the figures can be compared.
 IMAGES = 16
@@ -26,32 +25,35 @@ class BlockWatch:
     def __init__(self, task: Task, model: nn.Module, recipe: Recipe, device: torch.device) -> None:
         self._task, self._model, self._recipe, self._device = task, model, recipe, device
         self._blocks = {name_of(name): m for name, m in model.named_modules() if isinstance(m, Block)}
-        self._batch: Batch | None = None
+        self._batches: list[Batch] = []
 
     def figures(self) -> dict[str, float]:
-        """α and β, where they are learned, and the share ‖βY‖ ÷ ‖Z‖ of the branch of every block."""
+        """α and β, where they are learned, and the share ‖βY‖ ÷ ‖Z‖ of the branch of every block.
+
+        In float32, whatever the recipe says: what bfloat16 rounds off Z is more than an idle branch adds.
+        """
         if not self._blocks:
             return {}
-        if self._batch is None:
-            self._batch = self._images()
+        self._batches = self._batches or list(self._images())
         norms: dict[str, list[Tensor]] = {}
-        if len(self._batch):
-            self._model.eval()
-            with torch.no_grad(), autocast(self._recipe, self._device), self._measured(norms):
-                self._task.scorer().update(self._model, self._batch)
+        self._model.eval()
+        with torch.no_grad(), self._measured(norms):
+            for batch in filter(len, self._batches):
+                self._task.scorer().update(self._model, batch)
         return {
             name: value
             for block in self._blocks
             for name, value in [*self._scales(block), *_share(block, norms.get(block))]
         }
 
-    def _images(self) -> Batch:
-        """A batch, spread over the validation images."""
+    def _images(self) -> Iterator[Batch]:
+        """Batches of images that are spread over the validation set."""
         data = self._task.val_set()
-        count = min(IMAGES, self._recipe.scoring_batch(1), len(data))
+        count, size = min(IMAGES, len(data)), self._recipe.scoring_batch(1)
         samples = [data[number * len(data) // count] for number in range(count)]
-        batch = self._task.collate(samples, training=False)
-        return batch.to(self._device, channels_last=self._recipe.channels_last)
+        for first in range(0, count, size):
+            batch = self._task.collate(samples[first : first + size], training=False)
+            yield batch.to(self._device, channels_last=self._recipe.channels_last)
 
     @contextmanager
     def _measured(self, norms: dict[str, list[Tensor]]) -> Iterator[None]:
