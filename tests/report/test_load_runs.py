@@ -74,6 +74,15 @@ def test_seeds_are_one_variant_however_fast_they_were(tmp_path: Path) -> None:
     assert variant.history("top1") == [(1, [0.0, 1.0])]
 
 
+def test_two_trainings_with_one_seed_are_not_counted_twice(tmp_path: Path) -> None:
+    folders = [written(tmp_path / name, ROWS, "--seed", "4") for name in ("one", "two")]
+    with pytest.raises(SettingsError) as said:
+        load_runs(folders)
+    assert str(said.value) == (
+        f"{folders[0]} and {folders[1]} are of one recipe and one seed, 4: report one of them."
+    )
+
+
 def test_other_recipes_are_other_variants_named_by_their_folders(tmp_path: Path) -> None:
     one = written(tmp_path / "one", ROWS)
     two = written(tmp_path / "two", ROWS, "--optimizer.lr", "0.5", "--epochs", "7")

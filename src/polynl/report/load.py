@@ -131,7 +131,7 @@ def _studies(trainings: Sequence[Training]) -> Iterator[Study]:
     for task in TASKS:
         of_task = [training for training in trainings if training.recipe["task"] == task]
         for group in _grouped(of_task, network_and_images):
-            variants = [variant_of(seeds) for seeds in _grouped(group, all_but_seed_and_speed)]
+            variants = [_variant(seeds) for seeds in _grouped(group, all_but_seed_and_speed)]
             title = study_title([variant.recipe for variant in variants])
             labels = [variant.label for variant in variants]
             variants = [
@@ -142,6 +142,19 @@ def _studies(trainings: Sequence[Training]) -> Iterator[Study]:
             ]
             folders = [training.folder for training in group]
             yield Study(title, task, variants, folders, unequal=_unequal(variants))
+
+
+def _variant(trainings: Sequence[Training]) -> Variant:
+    """The variant of trainings that differ in their seed; two with one seed would count twice."""
+    first: dict[int, Path] = {}
+    for training in trainings:
+        folder = first.setdefault(training.seed, training.folder)
+        if folder != training.folder:
+            raise SettingsError(
+                f"{folder} and {training.folder} are of one recipe and one seed, {training.seed}: report "
+                "one of them."
+            )
+    return variant_of(trainings)
 
 
 def _unequal(variants: Sequence[Variant]) -> list[str]:
