@@ -15,6 +15,7 @@ from polynl import cli
 from polynl.tasks.outcomes import Outcomes
 from polynl.train.loop import train
 from polynl.train.recipe_file import load_recipe, to_yaml
+from polynl.train.run_folder import unequal_training
 
 TESTS = Path(__file__).parent.parent
 TINY = {
@@ -157,7 +158,7 @@ def damaged(run: Path, folder: Path) -> Path:
 def test_equal_outcomes_are_said_to_be_equal(runs: list[Path], tmp_path: Path, compare: Run) -> None:
     code, said = compare(runs[0], shutil.copytree(runs[0], tmp_path / "copy"))
     assert code == 0
-    assert "No difference: Top-1 is the same on every image." in said
+    assert "No difference: Top-1 is the same, whichever images are drawn." in said
 
 
 def test_what_cannot_be_compared_is_said(runs: list[Path], tmp_path: Path, compare: Run) -> None:
@@ -165,6 +166,15 @@ def test_what_cannot_be_compared_is_said(runs: list[Path], tmp_path: Path, compa
     harder = trained(tmp_path / "harder", "--data.val_images", "40", "--data.difficulty", "hard")
     empty = tmp_path / "empty"
     empty.mkdir()
+    several = tmp_path / "several"
+    shutil.copytree(runs[0], several / "one")
+    (tmp_path / "notes.md").touch()
+    loose = tmp_path / "loose" / "last.pt"
+    loose.parent.mkdir()
+    shutil.copy(runs[0] / "last.pt", loose)
+    detector = tmp_path / "detector"
+    detector.mkdir()
+    shutil.copy(TINY["face_detection"], detector / "recipe.yaml")
     unfinished = shutil.copytree(runs[0], tmp_path / "unfinished")
     for name in ("outcomes.npz", "last.safetensors"):
         (unfinished / name).unlink()
@@ -173,9 +183,53 @@ def test_what_cannot_be_compared_is_said(runs: list[Path], tmp_path: Path, compa
         (harder, "with different labels"),
         (empty, "is not the folder of a run: it has no recipe.yaml"),
         (tmp_path / "nothing", "no such run or checkpoint"),
+        (several, f"it has no recipe.yaml. Runs in it: {several / 'one'}"),
+        (tmp_path / "notes.md", "is neither the folder of a run nor a checkpoint (.pt, .pth, .safetensors)"),
+        (loose, f"there is no recipe.yaml next to {loose}: copy the one it was trained with there."),
+        (detector, f"{runs[0]} is trained for classification, {detector} for face_detection."),
         (unfinished, "this training has not finished"),
         (runs[0], "is given twice"),
         (damaged(runs[0], tmp_path / "damaged"), "outcomes.npz is not of classification, or is damaged"),
     ):
         code, said = compare(runs[0], other)
         assert (code, message in said) == (2, True), said
+
+
+def test_more_than_two_runs_are_refused_before_any_is_scored(runs: list[Path], compare: Run) -> None:
+    code, said = compare(*runs, runs[0], "--data.val-images", "30")
+    assert code == 2
+    assert said.startswith(f"polynl: two runs can be compared, not a third, {runs[0]}: for more, use")
+
+
+def test_a_run_without_weights_cannot_be_scored_anew(runs: list[Path], tmp_path: Path, compare: Run) -> None:
+    stored = shutil.copytree(runs[0], tmp_path / "stored")
+    (stored / "last.safetensors").unlink()
+    assert compare(stored, runs[1])[0] == 0
+    code, said = compare(stored, runs[1], "--data.val-images", "30")
+    assert code == 2
+    assert f"{stored} has no last.safetensors to score anew with --data.val-images 30. Without keys," in said
+
+
+def test_few_images_decide_nothing(runs: list[Path], tmp_path: Path, compare: Run) -> None:
+    short = [trained(tmp_path / f"{seed}", "--data.val_images", "5", "--seed", f"{seed}") for seed in (0, 1)]
+    outcomes = Outcomes.load(short[0] / "outcomes.npz")
+    for run, right in zip(short, (1, 4), strict=True):
+        found = {"top1": np.arange(5) < right}
+        Outcomes(outcomes.images, outcomes.truth, found).save(run / "outcomes.npz")
+    _, said = compare(*short)
+    assert "points. Only 5 images have something to find, too few to tell a difference from chance." in said
+    assert "better" not in said
+
+
+def test_nothing_learned_is_no_equality(runs: list[Path], tmp_path: Path, compare: Run) -> None:
+    wrong = [rewritten(run, tmp_path / run.name, np.zeros(40, dtype=bool)) for run in runs]
+    assert "Top-1 is 0 for both: neither has learned anything yet" in compare(*wrong)[1]
+
+
+def test_other_data_is_named_even_if_both_are_scored_on_the_same(tmp_path: Path) -> None:
+    for name in ("birds", "boats"):
+        (tmp_path / name / "val").mkdir(parents=True)
+    keys = [["--data", f"{{source: image_folder, root: {tmp_path / name}}}"] for name in ("birds", "boats")]
+    one, other = (load_recipe(TINY["classification"], words) for words in keys)
+    assert unequal_training(one, other) == ["data.root"]
+    assert unequal_training(one, one) == []

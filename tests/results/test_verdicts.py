@@ -21,7 +21,8 @@ NAMES = np.array([f"{number:04}" for number in range(200)])
 
 def training(folder: Path, block: str, seed: int, right: int, *keys: str, **figures: Any) -> Training:
     """A training that is right on the first images."""
-    recipe = load_recipe("scenes", ["--model.block", block, *keys]).model_dump(mode="json")
+    words = ["--model.block", block, "--epochs", "1", *keys]
+    recipe = load_recipe("scenes", words).model_dump(mode="json")
     place = folder / f"{block}{''.join(keys)}-{seed}"
     place.mkdir()
     Outcomes(NAMES, np.zeros(200, dtype=int), {"top1": np.arange(200) < right}).save(place / "outcomes.npz")
@@ -67,21 +68,74 @@ def test_the_conclusion_is_about_the_network_without_a_block(tmp_path: Path) -> 
         "Top-1 with Poly-NL is higher than without a block: +25.0 (+"
     )
     none = conclusion(replace(found, variants=[plain, tesa, replace(tesa, label="another")]))
-    assert none.startswith("No block changes Top-1 beyond noise; the largest difference, of ")
+    assert none.startswith("No block changes Top-1 beyond noise; differences from +0.0 to +")
+    assert none.endswith(" remain possible.")
 
 
 def test_the_conclusion_does_not_claim_more_than_was_run(tmp_path: Path) -> None:
     found = study(tmp_path, seeds=1)
     plain, tesa, poly = found.variants
-    assert conclusion(found).endswith("With one seed, how much trainings differ is not counted as noise.")
+    assert conclusion(found).endswith(
+        "With one seed in common, how much trainings differ is not counted as noise."
+    )
     assert conclusion(replace(found, quick=True)).startswith("Made with --quick")
     assert conclusion(replace(found, variants=[tesa, poly])) == (
         "Poly-NL has the highest Top-1: to see what a block changes, train the network without and with it."
     )
-    (tmp_path / "poly_nl-0" / "outcomes.npz").unlink()
-    assert conclusion(replace(found)).startswith("Poly-NL has the highest Top-1, but whether that is chance")
+    nothing = replace(plain.trainings[0], rows=[{"epoch": 1, "seconds": 1.0, "top1": 0.0}])
+    assert conclusion(replace(found, variants=[replace(plain, trainings=[nothing])])).startswith(
+        "Top-1 is 0 in"
+    )
     unscored = replace(plain, trainings=[replace(plain.trainings[0], rows=[{"epoch": 1, "seconds": 1.0}])])
     assert conclusion(replace(found, variants=[unscored])) == "There is no Top-1 yet."
+
+
+OPEN = "Poly-NL has the highest Top-1, but whether that is chance is open: "
+
+
+def test_the_conclusion_says_why_a_difference_is_open(tmp_path: Path) -> None:
+    found = study(tmp_path, seeds=2)
+    plain, tesa, poly = found.variants
+    no_common = [replace(plain, trainings=plain.trainings[:1]), replace(poly, trainings=poly.trainings[1:])]
+    assert conclusion(replace(found, variants=no_common)) == (
+        f"{OPEN}they have no seed in common with the network without a block."
+    )
+    assert conclusion(replace(found, variants=[no_common[0], tesa, no_common[1]])) == (
+        "Top-1 with TESA is within noise of that without a block: +0.5 (+0.0 to +1.5). With one seed in "
+        "common, how much trainings differ is not counted as noise. What Poly-NL would change is open: they "
+        "have no seed in common with the network without a block."
+    )
+    for file in tmp_path.glob("poly_nl-*/outcomes.npz"):
+        file.unlink()
+    assert conclusion(replace(found, variants=[plain, poly])) == (
+        f"{OPEN}there are no outcomes of images to tell from."
+    )
+    Outcomes(NAMES[:9], np.zeros(9, dtype=int), {"top1": np.ones(9, dtype=bool)}).save(
+        tmp_path / "poly_nl-1" / "outcomes.npz"
+    )
+    assert conclusion(replace(found, variants=[plain, poly])) == (
+        f"{OPEN}the trainings were scored on different images."
+    )
+
+
+def test_unfinished_trainings_are_named(tmp_path: Path) -> None:
+    found = study(tmp_path)
+    plain, tesa, poly = found.variants
+    longer = [replace(t, recipe={**t.recipe, "epochs": 3}) for t in tesa.trainings]
+    first = verdicts(replace(found, variants=[plain, replace(tesa, trainings=longer), poly]))[0]
+    assert first == (
+        "Not finished, but counted in the means: TESA with seed 0 (epoch 1 of 3), TESA with seed 1 (epoch 1 "
+        "of 3)."
+    )
+
+
+def test_few_images_are_said_to_be_too_few(tmp_path: Path) -> None:
+    found = study(tmp_path)
+    for file in tmp_path.rglob("outcomes.npz"):
+        Outcomes(NAMES[:19], np.zeros(19, dtype=int), {"top1": np.arange(19) < 9}).save(file)
+    few = "Only 19 images have something to find, too few to tell a difference from chance."
+    assert few in conclusion(found)
+    assert few in verdicts(found)[-1]
 
 
 def test_the_conclusion_names_what_else_the_trainings_differ_in(tmp_path: Path) -> None:
@@ -101,7 +155,7 @@ def test_sentences_say_it_in_words(tmp_path: Path) -> None:
     assert second.startswith("Top-1 against Poly-NL, beyond chance: TESA −24.5 (")
     assert "no block" not in second.partition(":")[2], "that pair has been compared"
     assert "1,000 bootstrap replicates that draw the 200 images anew" in how
-    assert "allow for the spread over 3 seeds" in how
+    assert "allow for the spread over 3 seeds. If" in how
     assert "one in twenty" in how
     assert "too narrow" not in how
 
@@ -147,7 +201,7 @@ def test_pairs_with_one_seed_in_common_are_said_to_have_one(tmp_path: Path) -> N
     first = found.variants[0]
     fewer = replace(found, variants=[replace(first, trainings=first.trainings[:1]), *found.variants[1:]])
     how = verdicts(fewer)[-1]
-    assert "spread over 1 to 2 seeds that both networks have" in how
+    assert "spread over the 1 to 2 seeds in common" in how
     assert "With one seed they leave out how much trainings differ" in how
 
 

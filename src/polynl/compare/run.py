@@ -15,8 +15,9 @@ from polynl.files import check_destination, write_atomically
 from polynl.results.evidence import REPLICATES, Evidence, comparable
 from polynl.results.formats import Interval, plural, signed
 from polynl.results.tables import Table, as_rich
+from polynl.tasks.base import Task
 from polynl.tasks.registry import task_class
-from polynl.train.outcomes import Scored, find_outcomes
+from polynl.train.outcomes import Scored, find_outcomes, trained_recipe
 from polynl.train.run_folder import unequal_training
 
 # Both are one training each, so the seed under which they are compared is of no importance.
@@ -44,9 +45,18 @@ def run_compare(
         check_destination(out, "file", "--out")
     if first.resolve() == second.resolve():
         raise SettingsError(f"{first} is given twice: specify two runs.")
+    if keys and not keys[0].startswith("--"):
+        raise SettingsError(
+            f"two runs can be compared, not a third, {keys[0]}: for more, use `polynl report`, or train "
+            "them by `polynl reproduce`."
+        )
     names = [str(first), str(second)]
+    tasks = [trained_recipe(path).task for path in (first, second)]
+    if tasks[0] != tasks[1]:
+        raise SettingsError(f"{names[0]} is trained for {tasks[0]}, {names[1]} for {tasks[1]}.")
     runs = [find_outcomes(path, console, keys) for path in (first, second)]
-    evidence, task = _evidence(runs, names), task_class(runs[0].recipe.task)
+    task = task_class(tasks[0])
+    evidence = _evidence(task, runs, names)
     compared = [
         Compared(
             score,
@@ -60,7 +70,7 @@ def run_compare(
     title = f"On {plural(evidence.images, 'image')}, in percent, with 95 % intervals"
     console.print(as_rich(Table.flat(title, ["", *names, "difference"], rows), console.width))
     chosen = next(c for c in compared if c.score == task.best_by)
-    lines = _verdict(chosen.difference, names, task.scores[task.best_by])
+    lines = _verdict(chosen, names, task.scores[task.best_by], evidence.too_few)
     if unequal := unequal_training(runs[0].recipe, runs[1].recipe):
         lines.append(
             f"They were not trained alike, so not only blocks make the difference: {shortened(unequal)}."
@@ -74,19 +84,21 @@ def run_compare(
     return compared
 
 
-def _evidence(runs: list[Scored], names: list[str]) -> Evidence:
-    tasks = [run.recipe.task for run in runs]
-    if tasks[0] != tasks[1]:
-        raise SettingsError(f"{names[0]} is trained for {tasks[0]}, {names[1]} for {tasks[1]}.")
+def _evidence(task: type[Task], runs: Sequence[Scored], names: Sequence[str]) -> Evidence:
     outcomes = dict(zip(names, (run.outcomes for run in runs), strict=True))
     if problem := comparable(list(outcomes.items())):
         raise SettingsError(f"{problem}. Compare runs that were scored on the same validation images.")
-    return Evidence(task_class(tasks[0]), {name: {SEED: found} for name, found in outcomes.items()})
+    return Evidence(task, {name: {SEED: found} for name, found in outcomes.items()})
 
 
-def _verdict(difference: Interval, names: list[str], heading: str) -> list[str]:
-    if difference.value == difference.low == difference.high == 0:
-        found = f"No difference: {heading} is the same on every image."
+def _verdict(compared: Compared, names: Sequence[str], heading: str, too_few: str) -> list[str]:
+    difference = compared.difference
+    if compared.first.value == compared.second.value == 0:
+        return [f"{heading} is 0 for both: neither has learned anything yet that could be compared."]
+    if too_few:
+        found = f"{heading} differs by {signed(difference)} points. {too_few}"
+    elif difference.value == difference.low == difference.high == 0:
+        found = f"No difference: {heading} is the same, whichever images are drawn."
     elif difference.beyond_chance:
         better = names[1] if difference.value > 0 else names[0]
         found = f"{better} is better on images like these: {heading} differs by {signed(difference)} points."

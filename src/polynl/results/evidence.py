@@ -30,6 +30,8 @@ REPLICATES = 1000
 # Numbers drawn from Student's t for every replicate; each is also taken with the other sign.
 T_DRAWS = 20
 CONFIDENCE = 95
+# Intervals of fewer images are far too narrow.
+FEW_IMAGES = 20
 # Images × replicates drawn at a time, which bounds the memory at some 100 MB.
 MOST_WEIGHTS = 1 << 22
 
@@ -77,6 +79,15 @@ class Evidence:
     def images(self) -> int:
         """The number of images."""
         return len(next(outcomes for seeds in self._outcomes.values() for outcomes in seeds.values()))
+
+    @cached_property
+    def too_few(self) -> str:
+        """That there are too few images to tell a difference from chance, if there are."""
+        count = next(outcomes for seeds in self._outcomes.values() for outcomes in seeds.values()).telling
+        if count >= FEW_IMAGES:
+            return ""
+        have = "image has" if count == 1 else "images have"
+        return f"Only {count} {have} something to find, too few to tell a difference from chance."
 
     def _weights(self) -> Iterator[Array]:
         """The images as they are; then how often each replicate draws each image, in several arrays."""

@@ -33,10 +33,10 @@ class Interval:
 def plural(count: int, noun: str) -> str:
     """A count with its noun.
 
-    >>> plural(1, "thread"), plural(2, "thread")
-    ('1 thread', '2 threads')
+    >>> plural(1, "thread"), plural(2, "thread"), plural(1000, "image")
+    ('1 thread', '2 threads', '1,000 images')
     """
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    return f"{count} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def digits(value: float) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from polynl.errors import shortened
 from polynl.results.block_figures import idle_blocks
 from polynl.results.evidence import REPLICATES, Evidence
-from polynl.results.formats import NOT_MEASURED, Interval, points, signed
+from polynl.results.formats import NOT_MEASURED, Interval, plural, points, signed
 from polynl.results.study import Study, Variant
 from polynl.results.tables import Columns, Row, Table
 
@@ -53,6 +53,8 @@ def conclusion(study: Study) -> str:
     scored = [variant for variant in study.variants if variant.last(score)]
     if study.note or not scored:
         return study.note or f"There is no {heading} yet."
+    if not any(value for variant in scored for value in variant.last(score)):
+        return f"{heading} is 0 in all trainings: nothing has been learned that it could tell apart."
     best = max(scored, key=lambda variant: statistics.mean(variant.last(score)))
     leading = (
         f"{best.label} has the highest {heading}" if len(scored) > 1 else f"Only {best.label} was scored"
@@ -60,10 +62,25 @@ def conclusion(study: Study) -> str:
     others = [variant for variant in scored if variant is not plain]
     if plain not in scored or not others:
         return f"{leading}: to see what a block changes, train the network without and with it."
-    found = [(v.label, d) for v in others if plain and (d := study.difference(v, plain, score)) is not None]
-    if len(found) < len(others):
-        return f"{leading}, but whether that is chance is open: there are no outcomes of images to tell from."
-    return _changes(heading, found) + _caveat(study)
+    found = {v.label: d for v in others if plain and (d := study.difference(v, plain, score)) is not None}
+    open_ones = [v for v in others if v.label not in found]
+    if not found:
+        return f"{leading}, but whether that is chance is open: {_why_open(study, others)}."
+    said = _changes(heading, list(found.items())) + _caveat(study, found)
+    if open_ones:
+        labels = " and ".join(v.label for v in open_ones)
+        said += f" What {labels} would change is open: {_why_open(study, open_ones)}."
+    return said
+
+
+def _why_open(study: Study, variants: Sequence[Variant]) -> str:
+    """Why the differences of variants to the network without a block are not known."""
+    if study.different_images:
+        return "the trainings were scored on different images"
+    compared = [v for v in (study.plain(), *variants) if v is not None]
+    if study.evidence is None or not all(study.evidence.seeds(v.label) for v in compared):
+        return "there are no outcomes of images to tell from"
+    return "they have no seed in common with the network without a block"
 
 
 def _changes(heading: str, found: Sequence[tuple[str, Interval]]) -> str:
@@ -74,14 +91,15 @@ def _changes(heading: str, found: Sequence[tuple[str, Interval]]) -> str:
         "lower": [pair for pair in ranked if pair[1].high < 0],
         "within noise": [pair for pair in ranked if not pair[1].beyond_chance],
     }
-    label, largest = ranked[0]
     if len(ranked) == 1:
+        label, largest = ranked[0]
         word = next(word for word, pairs in groups.items() if pairs)
         verdict = "is within noise of that" if word == "within noise" else f"is {word} than"
         return f"{heading} with {label} {verdict} without a block: {signed(largest)}."
     if len(groups["within noise"]) == len(ranked):
-        most = f"the largest difference, of {label}, is {signed(largest)}"
-        return f"No block changes {heading} beyond noise; {most}."
+        lowest, highest = (f([end for _, d in ranked for end in (d.low, d.high)]) for f in (min, max))
+        possible = f"differences from {points(lowest)} to {points(highest)} remain possible"
+        return f"No block changes {heading} beyond noise; {possible}."
     said = [f"{word} with {_listed(pairs)}" for word, pairs in groups.items() if pairs]
     return f"Compared with no block, {heading} is {'; '.join(said)}."
 
@@ -91,16 +109,33 @@ def _listed(pairs: Sequence[tuple[str, Interval]]) -> str:
     return " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
 
 
-def _caveat(study: Study) -> str:
-    """What a difference may be due to other than the block."""
-    seeds = [study.evidence.seeds(variant.label) for variant in study.variants if study.evidence]
-    said = " With one seed, how much trainings differ is not counted as noise." if 1 in seeds else ""
+def _caveat(study: Study, labels: Iterable[str]) -> str:
+    """What differences to the network without a block may be due to other than the block."""
+    plain, evidence = study.plain(), study.evidence
+    said = ""
+    if plain is None or evidence is None:
+        return said
+    if any(len(evidence.common_seeds(label, plain.label)) == 1 for label in labels):
+        said += " With one seed in common, how much trainings differ is not counted as noise."
+    if evidence.too_few:
+        said += f" {evidence.too_few}"
     return said + (f" The trainings also differ in {shortened(study.unequal)}." if study.unequal else "")
 
 
 def verdicts(study: Study) -> list[str]:
     """Which differences are beyond chance, how that was found out, and which blocks do nothing."""
-    return [*_sentences(study), *_idle(study)]
+    return [*_unfinished(study), *_sentences(study), *_idle(study)]
+
+
+def _unfinished(study: Study) -> Iterator[str]:
+    found = [
+        f"{variant.label} with seed {t.seed} (epoch {len(t.rows)} of {t.recipe['epochs']})"
+        for variant in study.variants
+        for t in variant.trainings
+        if not t.finished
+    ]
+    if found:
+        yield f"Not finished, but counted in the means: {', '.join(found)}."
 
 
 def _sentences(study: Study) -> Iterator[str]:
@@ -126,14 +161,16 @@ def _how(evidence: Evidence, compared: Sequence[tuple[Variant, Variant]]) -> str
     seeds = sorted({len(evidence.common_seeds(one.label, other.label)) for one, other in compared})
     text = (
         f"Intervals are of 95 %, from {REPLICATES:,} bootstrap replicates that draw the "
-        f"{evidence.images:,} images anew"
+        f"{plural(evidence.images, 'image')} anew"
     )
     if seeds and seeds[-1] > 1:
-        counts = f"{seeds[-1]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-        text += f" and allow for the spread over {counts} seeds that both networks have"
+        counts = f"{seeds[-1]} seeds" if len(seeds) == 1 else f"the {seeds[0]} to {seeds[-1]} seeds in common"
+        text += f" and allow for the spread over {counts}"
     text += "."
     if not seeds or seeds[0] == 1:
         text += " With one seed they leave out how much trainings differ, so they are too narrow."
+    if evidence.too_few:
+        text += f" {evidence.too_few}"
     if len(compared) > 1:
         text += " If nothing made a difference, one in twenty would still seem to be beyond chance."
     return text

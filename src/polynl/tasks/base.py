@@ -143,7 +143,7 @@ class Task(ABC):
     @classmethod
     def counted(cls, outcomes: Outcomes) -> str:
         """How many images were scored, in words."""
-        return f"{len(outcomes):,} images"
+        return "1 image" if len(outcomes) == 1 else f"{len(outcomes):,} images"
 
     @classmethod
     def pretrained_labels(cls) -> dict[int, str] | None:

@@ -41,6 +41,11 @@ class Outcomes:
     def __len__(self) -> int:
         return len(self.images)
 
+    @property
+    def telling(self) -> int:
+        """The number of images that have something to find: a class, or at least one object."""
+        return len(self) if self.truth.ndim == 1 else int(self.truth.reshape(len(self), -1).any(1).sum())
+
     def save(self, path: Path) -> None:
         """Write a file for `load`."""
         file = io.BytesIO()

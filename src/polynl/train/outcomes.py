@@ -19,13 +19,13 @@ from polynl.train.config import Recipe
 from polynl.train.evaluation import evaluate, val_reader
 from polynl.train.failures import failures_explained
 from polynl.train.processes import join_processes, set_up_torch
-from polynl.train.recipe_file import load_recipe
-from polynl.train.run_folder import RECIPE, find_trained
+from polynl.train.recipe_file import runs_in
+from polynl.train.run_folder import RECIPE, WEIGHTS_SUFFIXES, find_run, find_trained, recipe_of_run
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A network's recipe and its outcomes on the validation images."""
+    """The recipe that a network was trained with, and its outcomes on validation images."""
 
     recipe: Recipe
     outcomes: Outcomes
@@ -37,27 +37,40 @@ def find_outcomes(path: Path, console: Console, keys: Sequence[str] = ()) -> Sco
     So are the weights of a shared network, and the last weights of a run of an older version, which has saved
     no outcomes. With `keys`, which override those of the recipe, all are.
     """
-    if not path.exists():
-        raise SettingsError(f"{path}: no such run or checkpoint.")
+    recipe, saved = trained_recipe(path), path / OUTCOMES
     if (path / SHARED_WEIGHTS).is_file():
         path = path / SHARED_WEIGHTS
-    if path.is_dir() and not (path / RECIPE).is_file():
-        raise SettingsError(f"{path} is not the folder of a run: it has no {RECIPE}.")
-    if (path / OUTCOMES).is_file() and not keys:
-        recipe = load_recipe(path / RECIPE)
-        return Scored(recipe, load_outcomes(path / OUTCOMES, task_class(recipe.task)))
+    if saved.is_file() and not keys:
+        return Scored(recipe, load_outcomes(saved, task_class(recipe.task)))
     weights = path / LAST_WEIGHTS if path.is_dir() else path
     if not weights.is_file():
+        if saved.is_file():
+            raise SettingsError(
+                f"{path} has no {LAST_WEIGHTS} to score anew with {' '.join(keys)}. Without keys, the scores "
+                "that it has saved are compared."
+            )
         raise SettingsError(
             f"{path}: this training has not finished. Finish it with --resume, or name one of its "
             "checkpoints."
         )
     console.print(escape(f"Scoring {weights} …"), highlight=False, soft_wrap=True)
-    return score_outcomes(weights, keys)
+    return Scored(recipe, _score(weights, keys))
 
 
-def score_outcomes(checkpoint: Path, keys: Sequence[str] = ()) -> Scored:
-    """Score a checkpoint on the validation images of its recipe, in which `keys` are overridden."""
+def trained_recipe(path: Path) -> Recipe:
+    """The recipe that a run or a checkpoint was trained with."""
+    if not path.exists():
+        raise SettingsError(f"{path}: no such run or checkpoint.")
+    if find_run(str(path)) is None:
+        if path.is_dir():
+            raise SettingsError(f"{path} is not the folder of a run: it has no {RECIPE}.{runs_in(path)}")
+        kinds = ", ".join(WEIGHTS_SUFFIXES)
+        raise SettingsError(f"{path} is neither the folder of a run nor a checkpoint ({kinds}).")
+    return recipe_of_run(path, otherwise="")
+
+
+def _score(checkpoint: Path, keys: Sequence[str]) -> Outcomes:
+    """The outcomes of a checkpoint on the validation images of its recipe, in which `keys` are overridden."""
     trained = find_trained(checkpoint, keys=keys)
     recipe, task = trained.recipe, trained.task
     task.check(training=False)
@@ -67,4 +80,4 @@ def score_outcomes(checkpoint: Path, keys: Sequence[str] = ()) -> Scored:
         reader = val_reader(task, recipe, processes)
         with failures_explained(recipe, processes, [reader]):
             evaluate(task, model, recipe, processes, reader=reader, scorer=scorer)
-    return Scored(recipe, scorer.outcomes())
+    return scorer.outcomes()

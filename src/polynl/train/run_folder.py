@@ -191,7 +191,10 @@ def differing_keys(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
 def unequal_training(one: Recipe, other: Recipe) -> list[str]:
     """The keys, beside the block and the seed, in which two trainings differ."""
     about_the_block = ("seed", "model.block", "model.options", "model.placement")
-    return [key for key in differing_keys(one, other) if not key.startswith(about_the_block)]
+    found = [key for key in differing_keys(one, other) if not key.startswith(about_the_block)]
+    # The path of a folder says nothing of the images in it, but another name may.
+    roots = {Path(root).name for recipe in (one, other) if (root := getattr(recipe.data, "root", None))}
+    return [*found, "data.root"] if len(roots) > 1 else found
 
 
 def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -289,10 +292,12 @@ def find_run(given: str) -> Path | None:
     return path if is_folder or _is_weights(path) else None
 
 
-def recipe_of_run(run: Path, keys: Sequence[str] = (), options: Sequence[str] = ()) -> Recipe:
+def recipe_of_run(
+    run: Path, keys: Sequence[str] = (), options: Sequence[str] = (), *, otherwise: str | None = None
+) -> Recipe:
     """The recipe.yaml of what `find_run` finds, or the recipe in its weights.
 
-    For `keys` and `options` see `load_recipe`.
+    For `keys` and `options` see `load_recipe`. `otherwise`: what else to do if there is no recipe.
     """
     file = (run.parent if _is_weights(run) else run) / RECIPE
     if file.is_file():
@@ -300,9 +305,10 @@ def recipe_of_run(run: Path, keys: Sequence[str] = (), options: Sequence[str] = 
     weights = run if _is_weights(run) else run / SHARED_WEIGHTS
     about = _about(weights)
     if about is None or not about.recipe:
+        if otherwise is None:
+            otherwise = f", or name that recipe, and then --checkpoint {weights}"
         raise SettingsError(
-            f"there is no {RECIPE} next to {weights}: name the recipe that it was trained with, and then "
-            f"--checkpoint {weights}."
+            f"there is no {RECIPE} next to {weights}: copy the one it was trained with there{otherwise}."
         )
     return _recorded_recipe(weights, about, keys, options, allow_import=False)
 

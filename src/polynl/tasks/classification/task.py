@@ -124,7 +124,8 @@ class Classification(Task):
     @classmethod
     def counted(cls, outcomes: Outcomes) -> str:
         """How many images of how many classes were scored."""
-        return f"{super().counted(outcomes)} of {len(np.unique(outcomes.truth))} classes"
+        classes = len(np.unique(outcomes.truth))
+        return f"{super().counted(outcomes)} of {classes} {'class' if classes == 1 else 'classes'}"
 
     @classmethod
     def score_outcomes(cls, outcomes: Outcomes, weights: Array) -> dict[str, Array]:
