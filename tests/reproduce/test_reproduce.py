@@ -165,8 +165,13 @@ def test_on_a_folder_of_images_and_without_timings(
     keys = ["--epochs", 1, "--batch", 16, "--model.arch-options", "{depth: 1, width: 4}"]
     keys += ["--data.size", 24, "--data.resize", 28, "--workers", 1]
     out = tmp_path / "out"
-    words = ["--data", tmp_path / "insects", "--blocks", "none", "--no-timings", "--out", out]
-    code, shown, err = run(capsys, *words, *keys)
+    words = ["--data", tmp_path / "insects", "--blocks", "none", "--no-timings", "--out"]
+    # Folders of runs would be classes for all who train on these images.
+    inside = tmp_path / "insects" / "train"
+    code, _, err = run(capsys, *words, inside, *keys)
+    assert (code, "which holds the images: choose a folder elsewhere." in " ".join(err.split())) == (2, True)
+    assert sorted(folder.name for folder in inside.iterdir()) == ["ant", "bee"]
+    code, shown, err = run(capsys, *words, out, *keys)
     assert (code, err) == (0, "")
     assert "insects" in shown
     (outcome,) = json.loads((out / "results.json").read_text())["outcomes"]
@@ -243,6 +248,9 @@ def _wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
         (["--blocks", "polynl"], "no block is called 'polynl'. Did you mean poly_nl"),
         (["--seeds", "-1"], "--seeds -1"),
         (["--jobs", "0"], "--jobs 0"),
+        (["--seeds", "0", "3", "0"], "--seeds: 0 is given more than once."),
+        (["--seeds"], "--seeds: expected at least one."),
+        (["--blocks"], "--blocks: expected at least one."),
         (["--resume", "--overwrite"], "choose one of them"),
         (["--data", "no/such/folder"], "no such folder: no/such/folder"),
         (["--epoch", "3"], "epoch: there is no such key. Did you mean epochs"),

@@ -356,3 +356,17 @@ def test_skipped_images_are_told_and_noted(tmp_path: Path) -> None:
     assert "class0/1.png" in shown(console)
     assert "1 unreadable image skipped" in shown(console)
     assert parse_recipe(yaml.safe_load((tmp_path / "run/recipe.yaml").read_text()), "it") == recipe
+
+
+@pytest.mark.parametrize(
+    ("keys", "inside"), [([], "train/runs"), ([], "val"), (["--data.train", "."], "runs")]
+)
+def test_a_run_is_not_written_among_the_images(keys: list[str], inside: str, tmp_path: Path) -> None:
+    root = image_folder(tmp_path / "insects", 2)
+    recipe = tiny("--data", f"{{source: image_folder, root: {root}}}", *keys)
+    with closing(RunFolder(root / inside)) as folder, pytest.raises(SettingsError) as said:
+        folder.open(recipe, resume=False, overwrite=False)
+    assert "which holds the images: choose a folder elsewhere." in str(said.value)
+    assert not (root / inside / "recipe.yaml").exists()
+    with closing(RunFolder(root / "beside")) as folder:
+        folder.check_place(tiny("--data", f"{{source: image_folder, root: {root}}}"))

@@ -79,7 +79,7 @@ def plan_trainings(settings: ReproduceSettings, keys: Sequence[str], *, threads:
         if own is not None:
             raise SettingsError(f"{key}: trainings differ in this key; choose them with {OWN_KEYS[own]}.")
     trainings = []
-    for seed in dict.fromkeys(settings.seeds):
+    for seed in settings.seeds:
         for variant in settings.selected():
             block, options = VARIANTS[variant]
             chosen = ["--model.block", block, "--model.options", json.dumps(options)]
@@ -91,6 +91,7 @@ def plan_trainings(settings: ReproduceSettings, keys: Sequence[str], *, threads:
 
 def _prepare_folder(settings: ReproduceSettings, trainings: Sequence[Training]) -> None:
     """Keep the trainings in --out or delete them, as the settings say; other files are left alone."""
+    RunFolder(trainings[0].folder).check_place(recipe_in(trainings[0]))
     started = [training for training in trainings if (training.folder / RECIPE).exists()]
     if settings.resume:
         for training in started:

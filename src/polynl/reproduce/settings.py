@@ -65,8 +65,14 @@ class ReproduceSettings:
     """Replace the results in --out."""
 
     def __post_init__(self) -> None:
+        for option, given in (("--blocks", self.blocks), ("--seeds", self.seeds)):
+            if not given:
+                raise SettingsError(f"{option}: expected at least one.")
+            twice = [str(value) for value in dict.fromkeys(given) if given.count(value) > 1]
+            if twice:
+                raise SettingsError(f"{option}: {', '.join(twice)} is given more than once.")
         check_choices(self.blocks, [*VARIANTS, ALL], "block")
-        if not self.seeds or min(self.seeds) < 0:
+        if min(self.seeds) < 0:
             raise SettingsError(f"--seeds {' '.join(map(str, self.seeds))}: expected numbers of at least 0.")
         if self.jobs is not None and self.jobs < 1:
             raise SettingsError(f"--jobs {self.jobs}: expected a number above 0.")

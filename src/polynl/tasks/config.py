@@ -47,6 +47,12 @@ class FilesConfig(SourceConfig):
     on_bad_image: Literal["stop", "skip"] = Field("stop", json_schema_extra=NEUTRAL)
     """If an image cannot be decoded: stop with its path, or skip and count it."""
 
+    def holding(self, path: Path) -> Path | None:
+        """The folder of images that a path is in, if it is in one: files there would be read as images."""
+        folders = (self.root / self.train, self.root / self.val)
+        place = path.resolve()
+        return next((folder for folder in folders if place.is_relative_to(folder.resolve())), None)
+
     def check_root(self) -> None:
         """Raise a SettingsError if there is no such folder."""
         if not self.root.is_dir():

@@ -30,6 +30,7 @@ from polynl.models.about import About, about_file
 from polynl.models.libraries import FACTORY
 from polynl.models.weights import MisfitError, load_weights
 from polynl.tasks.base import Task
+from polynl.tasks.config import FilesConfig
 from polynl.tasks.outcomes import OUTCOMES
 from polynl.tasks.registry import task_class
 from polynl.train.checkpoint import (
@@ -81,6 +82,7 @@ class RunFolder:
 
     def open(self, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:
         """Check that a run can start or resume here, and lock the folder until `close`."""
+        self.check_place(recipe)
         exists = self._exists
         if exists and not resume and not overwrite:
             raise existing_run_error(self.path)
@@ -92,6 +94,14 @@ class RunFolder:
         self.resumed = exists and resume
         if self.resumed:
             self.check_unchanged(recipe)
+
+    def check_place(self, recipe: Recipe) -> None:
+        """Raise a SettingsError if the run would be written among the images that it reads."""
+        folder = recipe.data.holding(self.path) if isinstance(recipe.data, FilesConfig) else None
+        if folder is not None:
+            raise SettingsError(
+                f"--out: {self.path} is in {folder}, which holds the images: choose a folder elsewhere."
+            )
 
     @property
     def _exists(self) -> bool:
