@@ -174,7 +174,15 @@ def test_any_changed_byte_is_harmless_or_an_error_in_words(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "arrays",
-    [{}, {"top1": np.ones(9)}, {"top1": np.array(["yes"] * 5)}, {"top1": np.ones(())}, {"other": np.ones(5)}],
+    [
+        {},
+        {"top1": np.ones(9)},
+        {"top1": np.array(["yes"] * 5)},
+        {"top1": np.ones(())},
+        {"other": np.ones(5)},
+        {"top1": np.full(5, np.nan)},
+        {"top1": np.full(5, 7)},
+    ],
     ids=str,
 )
 def test_a_file_that_the_task_cannot_score_is_named(arrays: dict[str, Array], tmp_path: Path) -> None:

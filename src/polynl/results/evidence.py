@@ -129,11 +129,15 @@ def load_outcomes(path: Path, task: type[Task]) -> Outcomes:
     """Outcomes that the task can score; a SettingsError says what is wrong with the file."""
     outcomes = Outcomes.load(path)
     try:
-        scored = task.best_by in task.score_outcomes(outcomes, np.ones((1, len(outcomes))))
+        scored = task.score_outcomes(outcomes, np.ones((1, len(outcomes))))
     except (LookupError, ValueError, TypeError, ArithmeticError) as error:
         raise SettingsError(f"{path} is damaged: {error}.") from None
-    if not scored:
+    if task.best_by not in scored:
         raise SettingsError(f"{path} is not of {task.name}, or is damaged: it has no {task.best_by}.")
+    for score, (value,) in scored.items():
+        # Images without an object have no AP.
+        if not (0 <= value <= 100 or np.isnan(value)):
+            raise SettingsError(f"{path} is damaged: its {score} is {value:g}.")
     return outcomes
 
 

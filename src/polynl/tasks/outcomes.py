@@ -60,14 +60,16 @@ class Outcomes:
             with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             found = cls(arrays.pop(IMAGES), arrays.pop(TRUTH), arrays)
-            if not len(found.images) == len(found.truth) > 0:
-                raise ValueError(
-                    f"it is about {len(found.images)} images, and the truth of {len(found.truth)}"
-                )
+            finite = all(np.isfinite(array).all() for array in arrays.values() if array.dtype.kind == "f")
+            if not (finite and len(found.images) == len(found.truth) > 0):
+                raise ValueError
         except OSError as error:
             raise SettingsError(f"{path} cannot be read: {error.strerror or error}.") from None
-        except UNREADABLE as error:
-            raise SettingsError(f"{path} is not a file of outcomes, or is damaged: {error}.") from None
+        except UNREADABLE:
+            raise SettingsError(
+                f"{path} is not a file of outcomes, or is damaged. Without it, `polynl compare` scores the "
+                "last weights of the run."
+            ) from None
         return found
 
     def difference(self, other: Outcomes) -> str | None:
