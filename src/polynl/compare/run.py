@@ -67,8 +67,10 @@ def run_compare(
         for score in evidence.scores()
     ]
     rows = [[task.scores[c.score], str(c.first), str(c.second), signed(c.difference)] for c in compared]
+    for letter, name in zip("AB", names, strict=True):
+        console.print(f"{letter}: {name}", highlight=False, markup=False, soft_wrap=True)
     title = f"On {plural(evidence.images, 'image')}, in percent, with 95 % intervals"
-    console.print(as_rich(Table.flat(title, ["", *names, "difference"], rows), console.width))
+    console.print(as_rich(Table.flat(title, ["", "A", "B", "B − A"], rows), console.width))
     chosen = next(c for c in compared if c.score == task.best_by)
     lines = _verdict(chosen, names, task.scores[task.best_by], evidence.too_few)
     if unequal := unequal_training(runs[0].recipe, runs[1].recipe):

@@ -29,7 +29,10 @@ from polynl.train.processes import to_device
 from polynl.train.recipe_file import load_recipe
 from polynl.train.run_folder import RECIPE, RunFolder
 
-NOTE = "Scores: percent on held-out images after the last epoch. MACs: multiply-adds per image."
+NOTE = (
+    "Scores: percent on held-out images after the last epoch; ±: standard deviation over seeds. "
+    "MACs: multiply-adds per image."
+)
 TIMES_NOTE = "Forward, step: time of a forward pass and of a training step, divided by that without a block."
 
 CPU = torch.device("cpu")
@@ -115,8 +118,8 @@ def write_results(settings: ReproduceSettings, study: Study, origin: Origin, con
     """Print the table; save it, the study and the figures."""
     folder, paper = settings.out, study.paper
     table = accuracy_table(study, compact=True)
-    seeds = ", ".join(str(training.seed) for training in study.variants[0].trainings)
-    title = f"{study.title}, seed {seeds}"
+    seeds = [str(training.seed) for training in study.variants[0].trainings]
+    title = f"{study.title}, {'seed' if len(seeds) == 1 else 'seeds'} {', '.join(seeds)}"
     study.save(folder / STUDY, origin)
     headings = "/".join(study.task_class.scores[score] for score in paper.scores) if paper else ""
     compared = f"Paper: {headings} of {paper.setting}." if paper else ""
