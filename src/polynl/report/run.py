@@ -35,6 +35,9 @@ def run_report(folders: Sequence[Path], out: Path, console: Console) -> Path:
 def write_report(runs: LoadedRuns, out: Path, console: Console, names: Sequence[str] = ()) -> Path:
     """Write the page of the runs; `names` are its title unless there is just one study."""
     pictures = [_pictures(study, console) for study in runs.studies]
+    if any(study.evidence for study in runs.studies):
+        # It takes minutes for detectors on thousands of images.
+        console.print("Computing intervals …", highlight=False)
     title = runs.studies[0].title if len(runs.studies) == 1 else shortened(names)
     text = render_page(runs, pictures, title, shlex.join(["polynl", *sys.argv[1:]]))
     write_atomically(out, text)

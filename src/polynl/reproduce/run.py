@@ -120,6 +120,7 @@ def write_results(settings: ReproduceSettings, study: Study, origin: Origin, con
     table = accuracy_table(study, compact=True)
     seeds = [str(training.seed) for training in study.variants[0].trainings]
     title = f"{study.title}, {'seed' if len(seeds) == 1 else 'seeds'} {', '.join(seeds)}"
+    console.print("Computing intervals …", highlight=False)
     study.save(folder / STUDY, origin)
     headings = "/".join(study.task_class.scores[score] for score in paper.scores) if paper else ""
     compared = f"Paper: {headings} of {paper.setting}." if paper else ""
