@@ -303,7 +303,7 @@ def test_a_shared_network_is_compared_with_a_run(
     polynl.load_run(classifier).save_pretrained(tmp_path / "shared")
     code, shown, err = polynl_command(capsys, "compare", tmp_path / "shared", classifier)
     assert (code, err) == (0, "")
-    assert "No difference: Top-1 is the same on every image." in shown
+    assert "No difference: Top-1 is the same, whichever images are drawn." in shown
 
 
 @pytest.mark.parametrize(

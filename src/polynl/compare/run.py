@@ -97,10 +97,10 @@ def _verdict(compared: Compared, names: Sequence[str], heading: str, too_few: st
     difference = compared.difference
     if compared.first.value == compared.second.value == 0:
         return [f"{heading} is 0 for both: neither has learned anything yet that could be compared."]
-    if too_few:
-        found = f"{heading} differs by {signed(difference)} points. {too_few}"
-    elif difference.value == difference.low == difference.high == 0:
+    if difference.value == difference.low == difference.high == 0:
         found = f"No difference: {heading} is the same, whichever images are drawn."
+    elif too_few:
+        found = f"{heading} differs by {signed(difference)} points. {too_few}"
     elif difference.beyond_chance:
         better = names[1] if difference.value > 0 else names[0]
         found = f"{better} is better on images like these: {heading} differs by {signed(difference)} points."
