@@ -215,6 +215,23 @@ def test_commands_are_listed_once() -> None:
     assert again.count("polynl one") == 1
 
 
+def test_many_commands_are_folded() -> None:
+    few, many = (
+        paged(LoadedRuns(origins=[Origin("a", f"polynl train {k}", MACHINE) for k in range(count)]))
+        for count in (7, 8)
+    )
+    assert "8 commands" not in few.said("environment")
+    assert "9 commands polynl train 0 polynl train 1 " in many.said("environment")
+
+
+def test_trainings_without_an_environment_are_named(tmp_path: Path) -> None:
+    folders = [written(tmp_path / f"seed{k}", [row(1, top1=1.0)], "--seed", str(k)) for k in (0, 1)]
+    assert "not recorded" not in paged(load_runs(folders)).said("environment")
+    (folders[1] / "environment.json").unlink()
+    said = paged(load_runs(folders)).said("environment")
+    assert f"Trainings whose command and machine are not recorded: {folders[1]}." in said
+
+
 def test_words_of_runs_stay_words(tmp_path: Path) -> None:
     """Folders, labels, commands, titles, notes: in markup, in attributes and in the JSON."""
     found = load_runs([written(tmp_path / "a", [row(1, top1=1.0)])])

@@ -49,6 +49,16 @@ def test_the_papers_blocks_are_drawn_together() -> None:
     assert figure.groups() == [figure]
 
 
+def test_a_score_of_one_epoch_alone_has_no_curve() -> None:
+    found = study("none", "poly_nl")
+    for variant in found.variants:
+        del variant.trainings[0].rows[0]["top1"]
+    assert [chart.title for chart in training_curves(found).charts] == ["Training loss"]
+    for variant in found.variants:
+        del variant.trainings[0].rows[0]
+    assert [chart.title for chart in training_curves(found).charts] == ["Top-1", "Training loss"]
+
+
 def test_many_blocks_are_drawn_by_family(everything: Study) -> None:
     figure = training_curves(everything)
     groups = figure.groups()

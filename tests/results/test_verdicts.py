@@ -43,16 +43,17 @@ def study(folder: Path, seeds: int = 2, **share: float | None) -> Study:
 def test_the_table_marks_what_is_beyond_chance(tmp_path: Path) -> None:
     (table,) = evidence_tables(study(tmp_path))
     headings, plain, tesa, poly = table.lines()
-    assert headings == ["", "mean", "minus no block", "minus Poly-NL"]
-    assert plain[1].startswith("50.0 (4")
-    assert plain[2] == ""
-    assert plain[3].startswith("−25.0 (−3")
-    assert plain[3].endswith("*")
-    assert tesa[2].startswith("+0.5 (+0.0 to +")
-    assert not tesa[2].endswith("*")
-    assert poly[2].startswith("+25.0 (+")
-    assert poly[2].endswith("*")
-    assert poly[3] == ""
+    assert headings == ["", "seeds", "mean", "minus no block", "minus Poly-NL"]
+    assert plain[1] == "2"
+    assert plain[2].startswith("50.0 (4")
+    assert plain[3] == ""
+    assert plain[4].startswith("−25.0 (−3")
+    assert plain[4].endswith("*")
+    assert tesa[3].startswith("+0.5 (+0.0 to +")
+    assert not tesa[3].endswith("*")
+    assert poly[3].startswith("+25.0 (+")
+    assert poly[3].endswith("*")
+    assert poly[4] == ""
 
 
 def test_the_conclusion_is_about_the_network_without_a_block(tmp_path: Path) -> None:
@@ -217,7 +218,7 @@ def test_two_variants_without_a_block_leave_poly_nl_in_the_table(tmp_path: Path)
     again = replace(found.variants[0], label="again")
     more = replace(found, variants=[found.variants[0], again, *found.variants[1:]])
     (table,) = evidence_tables(more)
-    assert table.lines()[0] == ["", "mean", "minus no block", "minus Poly-NL"]
+    assert table.lines()[0] == ["", "seeds", "mean", "minus no block", "minus Poly-NL"]
 
 
 def test_a_figure_that_is_no_number_is_passed_over(tmp_path: Path) -> None:

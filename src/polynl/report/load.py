@@ -45,6 +45,8 @@ class LoadedRuns:
     benchmarks: list[tuple[str, Results]] = field(default_factory=list)
     """(the folder's name, the benchmark)."""
     origins: list[Origin] = field(default_factory=list)
+    unrecorded: list[Path] = field(default_factory=list)
+    """The folders of trainings without an origin."""
 
     def add_benchmark(self, name: str, results: Results) -> None:
         """Add a benchmark and its origin."""
@@ -66,7 +68,10 @@ def load_runs(folders: Sequence[Path]) -> LoadedRuns:
             benchmarks.insert(0, folder / LAYERS / BENCHMARKS[0])
         if has_training:
             trainings.append(_load_training(folder))
-            runs.origins += _training_origin(folder)
+            if (folder / ENVIRONMENT).is_file():
+                runs.origins.append(_training_origin(folder))
+            else:
+                runs.unrecorded.append(folder)
         found = [file for file in benchmarks if file.is_file()]
         for file in found:
             runs.add_benchmark(str(file.parent), Results.load(file))
@@ -107,12 +112,11 @@ def _load_training(folder: Path) -> Training:
     return Training(folder, recipe.model_dump(mode="json"), recipe.seed, rows)
 
 
-def _training_origin(folder: Path) -> Iterator[Origin]:
+def _training_origin(folder: Path) -> Origin:
     file = folder / ENVIRONMENT
-    if file.is_file():
-        environment = read_json(file)
-        with damage_named(file, "does not have the environment that `polynl train` writes"):
-            yield Origin(str(folder), environment.pop("command", "polynl train"), environment)
+    environment = read_json(file)
+    with damage_named(file, "does not have the environment that `polynl train` writes"):
+        return Origin(str(folder), environment.pop("command", "polynl train"), environment)
 
 
 # Trainings that belong together

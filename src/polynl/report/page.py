@@ -12,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from polynl.bench.cases import LOOKS
+from polynl.errors import shortened
 from polynl.report.chart import svg
 from polynl.report.images import colour_bar
 from polynl.report.load import LoadedRuns
@@ -64,6 +65,7 @@ def render_page(runs: LoadedRuns, pictures: Sequence[Pictures], title: str, comm
         "pictures": pictures,
         "colour_bar": colour_bar(),
         "environment": environment_table(runs.origins),
+        "unrecorded": shortened(runs.unrecorded),
         "commands": list(dict.fromkeys([*(origin.command for origin in runs.origins), command])),
         "recipes": list(_recipes(runs.studies)),
     }

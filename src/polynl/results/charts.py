@@ -123,7 +123,9 @@ def training_curves(study: Study) -> Figure:
             curves += [Curve(series, points, ends)] if points else []
         if curves:
             charts.append(Chart(name[0].upper() + name[1:], "epoch", y_label, curves))
-    return Figure(study.title, charts, [series for _, series in _series(study)])
+    # Where a score is known at one epoch alone, all its points are on top of each other.
+    lines = [chart for chart in charts if any(len(curve.points) > 1 for curve in chart.curves)]
+    return Figure(study.title, lines or charts, [series for _, series in _series(study)])
 
 
 def block_charts(study: Study) -> Figure | None:

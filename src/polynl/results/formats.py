@@ -23,8 +23,14 @@ class Interval:
 
     @property
     def beyond_chance(self) -> bool:
-        """Whether a difference is not zero, as far as the interval tells."""
-        return self.low > 0 or self.high < 0
+        """Whether a difference is not zero, as far as the interval as shown tells.
+
+        Nearer to zero than its last digit, drawing the images once more could move an end across.
+
+        >>> Interval(0.5, 0.06, 1.0).beyond_chance, Interval(0.5, 0.04, 1.0).beyond_chance
+        (True, False)
+        """
+        return round(self.low, 1) > 0 or round(self.high, 1) < 0
 
     def __str__(self) -> str:
         return f"{percent(self.value)} ({percent(self.low)} to {percent(self.high)})"

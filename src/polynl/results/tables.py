@@ -216,7 +216,9 @@ def _costs(study: Study, *, compact: bool) -> _Part:
     plain = study.plain()
     base = None if plain is None else plain.costs
     if base is None:
-        return _Part(Columns("cost", ["training"]), {v.label: [duration(v.seconds)] for v in study.variants})
+        return _Part(
+            Columns("cost", ["training, wall time"]), {v.label: [duration(v.seconds)] for v in study.variants}
+        )
     cells = {
         v.label: [
             large_count(v.costs.parameters),

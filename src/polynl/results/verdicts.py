@@ -28,11 +28,12 @@ def _evidence_table(study: Study, evidence: Evidence, score: str) -> Table:
     bases, rows = study.bases(), []
     for variant in study.variants:
         cells = [NOT_MEASURED] * (1 + len(bases))
-        if evidence.seeds(variant.label):
+        seeds = evidence.seeds(variant.label)
+        if seeds:
             mean = str(evidence.interval(variant.label, score))
             cells = [mean, *(difference_text(study, variant, base, score) for base in bases)]
-        rows.append(Row(variant.label, cells))
-    headings = ["mean", *(f"minus {base.label}" for base in bases)]
+        rows.append(Row(variant.label, [str(seeds), *cells]))
+    headings = ["seeds", "mean", *(f"minus {base.label}" for base in bases)]
     heading = study.task_class.scores[score]
     title = f"{heading}, and its paired differences, with 95 % intervals; *: beyond chance"
     return Table(title, [Columns("", headings)], rows)
@@ -87,8 +88,8 @@ def _changes(heading: str, found: Sequence[tuple[str, Interval]]) -> str:
     """Which differences to the network without a block are more than noise."""
     ranked = sorted(found, key=lambda pair: abs(pair[1].value), reverse=True)
     groups = {
-        "higher": [pair for pair in ranked if pair[1].low > 0],
-        "lower": [pair for pair in ranked if pair[1].high < 0],
+        "higher": [pair for pair in ranked if pair[1].beyond_chance and pair[1].value > 0],
+        "lower": [pair for pair in ranked if pair[1].beyond_chance and pair[1].value < 0],
         "within noise": [pair for pair in ranked if not pair[1].beyond_chance],
     }
     if len(ranked) == 1:

@@ -23,3 +23,11 @@ def test_tables_are_on_the_page(name: str) -> None:
 def test_every_study_has_its_tables() -> None:
     folders = {folder.name for folder in (DOCS / "evidence").iterdir() if folder.is_dir()}
     assert folders - {"__pycache__"} == set(EVIDENCE["STUDIES"])
+
+
+def test_scores_by_pair_of_colours() -> None:
+    """Guessing for one pair of six, and right for the others: 11 in 12."""
+    by_pair = runpy.run_path(str(DOCS / "evidence" / "colour_pairs.py"))["scores"]
+    found = by_pair(DOCS / "evidence" / "scenes-medium" / "poly_nl-seed1")
+    assert found.pop("red and yellow") == "51.2"
+    assert list(found.values()) == ["100.0"] * 5
