@@ -94,6 +94,23 @@ def test_other_recipes_are_other_variants_named_by_their_folders(tmp_path: Path)
     assert load_runs([one, plain]).studies[0].unequal == []
 
 
+def test_a_block_is_compared_with_the_network_of_its_own_recipe(tmp_path: Path) -> None:
+    long = ("--epochs", "7")
+    folders = [
+        written(tmp_path / "long", ROWS, "--model.block", "none", *long),
+        written(tmp_path / "plain", ROWS, "--model.block", "none"),
+        written(tmp_path / "block", ROWS, "--model.placement", "res3"),
+    ]
+    first, second = load_runs(folders).studies
+    assert [study.folders for study in (first, second)] == [folders[:1], folders[1:]]
+    assert first.title == "Small ResNet on easy scenes, 7 epochs"
+    assert [base.label for base in second.bases()] == ["no block"]
+    (together,) = load_runs(folders[1:]).studies
+    assert not together.unequal
+    (unequal,) = load_runs([folders[0], folders[2]]).studies
+    assert unequal.unequal == ["epochs"], "there is nothing better to compare with"
+
+
 def test_the_papers_order(tmp_path: Path) -> None:
     blocks = ("poly_nl", "polynomial", "tesa", "none", "non_local")
     folders = [written(tmp_path / block, ROWS, "--model.block", block) for block in blocks]

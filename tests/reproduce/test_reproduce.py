@@ -29,7 +29,7 @@ from polynl.results.benchmark import Results
 from polynl.results.study import Training, row_label
 from polynl.results.tables import accuracy_table
 from polynl.tasks.registry import task_class
-from polynl.train.recipe_file import load_recipe
+from polynl.train.recipe_file import load_recipe, to_yaml
 
 TINY = [
     *(
@@ -149,19 +149,49 @@ def test_overwriting_deletes_the_trainings_and_nothing_else(
     assert (tmp_path / "mine.txt").read_text() == "keep"
 
 
+def insects(folder: Path) -> Path:
+    """Images of two classes, which are noise."""
+    generator = np.random.default_rng(0)
+    for split, count in (("train", 16), ("val", 5)):
+        for name in ("ant", "bee"):
+            place = folder / split / name
+            place.mkdir(parents=True)
+            for number in range(count):
+                pixels = generator.integers(0, 256, (32, 40, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(place / f"{number}.png")
+    return folder
+
+
+def test_trainings_are_not_taken_for_those_on_other_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two, moved = (insects(tmp_path / name) for name in ("one", "two", "elsewhere/one"))
+    for seed in (0, 1):
+        folder = tmp_path / "out" / f"none-seed{seed}"
+        folder.mkdir(parents=True)
+        words = ["--model.block", "none", "--data.root", str(one), "--seed", str(seed), "--threads", "1"]
+        (folder / "recipe.yaml").write_text(to_yaml(load_recipe("folder", words)))
+        (folder / "metrics.json").write_text("[{}]")
+    words = ("--blocks", "none", "--jobs", 1, "--out", tmp_path / "out", "--resume")
+    code, _, err = run(capsys, "--data", two, *words)
+    assert code == 2
+    assert (
+        f"was started with other data; it can only be continued as it was: data.root: {one} → {two}"
+        in " ".join(err.split())
+    )
+    code, shown, err = run(capsys, "--data", moved, *words)
+    assert "but not chosen by --blocks and --seeds: none-seed1." in shown
+    assert code == 2
+    assert "metrics.json does not have the rows that `polynl train` writes: KeyError('epoch')" in err
+    assert "delete the folder to train again" in err
+
+
 def test_on_a_folder_of_images_and_without_timings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The report is the same whatever the images are.
     monkeypatch.setattr("polynl.reproduce.run.write_report", lambda *_: None)
-    generator = np.random.default_rng(0)
-    for split, count in (("train", 16), ("val", 5)):
-        for name in ("ant", "bee"):
-            folder = tmp_path / "insects" / split / name
-            folder.mkdir(parents=True)
-            for number in range(count):
-                pixels = generator.integers(0, 256, (32, 40, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(folder / f"{number}.png")
+    insects(tmp_path / "insects")
     keys = ["--epochs", 1, "--batch", 16, "--model.arch-options", "{depth: 1, width: 4}"]
     keys += ["--data.size", 24, "--data.resize", 28, "--workers", 1]
     out = tmp_path / "out"

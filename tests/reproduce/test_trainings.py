@@ -34,11 +34,19 @@ def test_the_last_news_is_shown_after_a_process_has_ended(progress: Progress) ->
     assert (bar.completed, bar.total, bar.fields["text"]) == (3, 5, "step 3")
 
 
-def test_the_first_failure_stops_whatever_the_others_do(progress: Progress) -> None:
+@pytest.mark.parametrize(
+    ("done", "said"),
+    [(0, "it broke."), (3, "it broke.\nThe other trainings are kept; continue them with --resume.")],
+)
+def test_the_first_failure_stops_whatever_the_others_do(done: int, said: str, progress: Progress) -> None:
     (quiet, waiting), (sender, failing) = piped(progress), piped(progress)
+    quiet.send(_News(done, 5))
+    _show([waiting], progress, seconds=60) if done else None
+    sender.send(_News(1, 5))
     sender.send(_News(failure="it broke."))
-    with pytest.raises(RunStoppedError, match=r"it broke\.\nThe other trainings are kept"):
-        _show([waiting, failing], progress, seconds=60)
+    with pytest.raises(RunStoppedError) as stopped:
+        _show([failing], progress, seconds=60)
+    assert str(stopped.value) == said
     quiet.close()
 
 

@@ -230,8 +230,31 @@ def test_a_figure_that_is_no_number_is_passed_over(tmp_path: Path) -> None:
 def test_a_block_that_did_nothing_in_any_training_is_pointed_out(
     share: float, idle: bool, tmp_path: Path
 ) -> None:
-    lines = verdicts(study(tmp_path, share=share))
+    lines = verdicts(study(tmp_path, seeds=1, share=share))
     assert any("Poly-NL, with seed 0: The block at layer3.0 hardly" in line for line in lines) == idle
+
+
+def test_blocks_that_did_nothing_in_some_trainings_are_pointed_out_with_their_seeds(tmp_path: Path) -> None:
+    shares = {0: {"a": 4e-4, "b": 0.2}, 1: {"a": 0.2, "b": 0.2}, 2: {"a": 2e-4, "b": 3e-4}}
+    found = [
+        training(tmp_path, "poly_nl", seed, 150, **{f"{block}.share": share for block, share in of.items()})
+        for seed, of in shares.items()
+    ]
+    lines = [line for line in verdicts(Study("t", "classification", [variant_of(found)])) if "hardly" in line]
+    assert [line.split(": its branch")[0] for line in lines] == [
+        "Poly-NL, with 2 of 3 seeds (0, 2): The block at a hardly does anything",
+        "Poly-NL, with 1 of 3 seeds (2): The block at b hardly does anything",
+    ]
+    assert "at most 0.0004 of its output" in lines[0]
+
+
+def test_trainings_without_outcomes_are_named(tmp_path: Path) -> None:
+    found = study(tmp_path)
+    assert not any("outcomes.npz" in line for line in verdicts(found))
+    (tmp_path / "poly_nl-1" / "outcomes.npz").unlink()
+    assert verdicts(replace(found))[0].startswith(
+        "Without outcomes.npz, and so in the scores but not in the intervals: Poly-NL with seed 1. "
+    )
 
 
 def test_shares_and_scales_are_drawn_against_epochs(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from small_runs import SILENT, tiny
 
 from polynl.blocks.base import Block
-from polynl.results.block_figures import block_columns, idle_blocks
+from polynl.results.block_figures import block_columns, idle_blocks, idle_sentence
 from polynl.train.block_figures import BlockWatch
 from polynl.train.loop import train
 
@@ -113,6 +113,6 @@ def test_a_block_is_idle_only_if_it_always_was() -> None:
     nan = float("nan")
     rows = [{"a.share": nan, "b.share": 0.2}, {"a.share": 9e-4, "b.share": 5e-5}, {"b.share": nan}]
     assert block_columns(rows, "share") == {"a": "a.share", "b": "b.share"}
-    (line,) = idle_blocks(rows)
-    assert "block at a " in line
-    assert "0.0009" in line
+    assert idle_blocks(rows) == {"a": 9e-4}
+    assert "block at a " in idle_sentence("a", 9e-4)
+    assert "0.0009" in idle_sentence("a", 9e-4)

@@ -13,6 +13,7 @@ from polynl.errors import SettingsError, shortened
 from polynl.files import read_json
 from polynl.results.benchmark import Results
 from polynl.results.study import (
+    METRICS_WRONG,
     Origin,
     Study,
     Training,
@@ -31,6 +32,8 @@ from polynl.train.run_folder import ENVIRONMENT, METRICS, RECIPE, unequal_traini
 # What `polynl reproduce` and `polynl bench` write.
 STUDY, LAYERS = "results.json", "layers"
 BENCHMARKS = ("layers.json", "nets.json")
+# The keys of a model in which trainings differ that are compared.
+ABOUT_THE_BLOCK = ("block", "options", "placement")
 EXPECTED = (
     f"the folder of `polynl reproduce` ({STUDY}), of `polynl train` ({RECIPE} and {METRICS}.json) "
     f"or of `polynl bench` ({' or '.join(BENCHMARKS)})"
@@ -105,7 +108,7 @@ def _load_training(folder: Path) -> Training:
     recipe = parse_recipe(content, str(file))
     file = folder / f"{METRICS}.json"
     metrics = read_json(file)
-    with damage_named(file, "does not have the rows that `polynl train` writes"):
+    with damage_named(file, METRICS_WRONG):
         rows = epoch_rows(metrics)
     if not rows:
         raise SettingsError(f"{file}: no epoch of the training has finished yet; try again later.")
@@ -123,7 +126,10 @@ def _training_origin(folder: Path) -> Origin:
 
 
 def _studies(trainings: Sequence[Training]) -> Iterator[Study]:
-    """A study per task, network and data: only those can be compared."""
+    """A study per task, network and data: only those can be compared.
+
+    Where several trainings have no block, each is what those of its own recipe are compared with.
+    """
     neutral = {"seed", *neutral_fields(Recipe)}
 
     def network_and_images(recipe: Mapping[str, Any]) -> Any:
@@ -132,9 +138,14 @@ def _studies(trainings: Sequence[Training]) -> Iterator[Study]:
     def all_but_seed_and_speed(recipe: Mapping[str, Any]) -> Any:
         return {key: value for key, value in recipe.items() if key not in neutral}
 
+    def all_but_block_and_seed(recipe: Mapping[str, Any]) -> Any:
+        model = {key: value for key, value in recipe["model"].items() if key not in ABOUT_THE_BLOCK}
+        return {**all_but_seed_and_speed(recipe), "model": model}
+
     for task in TASKS:
         of_task = [training for training in trainings if training.recipe["task"] == task]
-        for group in _grouped(of_task, network_and_images):
+        groups = _grouped(of_task, network_and_images)
+        for group in (part for one in groups for part in _with_one_base(one, all_but_block_and_seed)):
             variants = [_variant(seeds) for seeds in _grouped(group, all_but_seed_and_speed)]
             title = study_title([variant.recipe for variant in variants])
             labels = [variant.label for variant in variants]
@@ -173,6 +184,13 @@ def _grouped(trainings: Sequence[Training], key: Callable[[Mapping[str, Any]], A
     for training in trainings:
         groups.setdefault(json.dumps(key(training.recipe), sort_keys=True), []).append(training)
     return list(groups.values())
+
+
+def _with_one_base(group: list[Training], recipe: Callable[[Mapping[str, Any]], Any]) -> list[list[Training]]:
+    """The group, or its recipes apart if several of them have a training without a block."""
+    apart = _grouped(group, recipe)
+    bases = [trainings for trainings in apart if any(one.row == NO_BLOCK for one in trainings)]
+    return apart if len(bases) > 1 else [group]
 
 
 def _order(variant: Variant) -> tuple[int, bool]:

@@ -8,13 +8,15 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 
 from polynl.bench import plots
 from polynl.environment import environment
-from polynl.errors import SettingsError, existing_run_error
+from polynl.errors import SettingsError, existing_run_error, shortened
 from polynl.files import write_atomically
 from polynl.report.load import BENCHMARKS, LAYERS, STUDY, LoadedRuns
 from polynl.report.run import REPORT, write_report
@@ -46,7 +48,7 @@ def run_reproduce(settings: ReproduceSettings, console: Console, keys: Sequence[
         jobs = 1 if torch.cuda.is_available() else cores
     trainings = plan_trainings(settings, keys, threads=max(1, cores // jobs))
     recipe_in(trainings[0]).build_task().check()
-    _prepare_folder(settings, trainings)
+    _prepare_folder(settings, trainings, console)
     trainings = train_all(trainings, jobs, console)
     timed = not settings.no_timings
     console.print("Timing the networks …" if timed else "Counting parameters …", highlight=False)
@@ -92,18 +94,31 @@ def plan_trainings(settings: ReproduceSettings, keys: Sequence[str], *, threads:
     return trainings
 
 
-def _prepare_folder(settings: ReproduceSettings, trainings: Sequence[Training]) -> None:
+def _prepare_folder(settings: ReproduceSettings, trainings: Sequence[Training], console: Console) -> None:
     """Keep the trainings in --out or delete them, as the settings say; other files are left alone."""
     RunFolder(trainings[0].folder).check_place(recipe_in(trainings[0]))
     started = [training for training in trainings if (training.folder / RECIPE).exists()]
     if settings.resume:
         for training in started:
-            RunFolder(training.folder).check_unchanged(recipe_in(training))
+            folder, recipe = RunFolder(training.folder), recipe_in(training)
+            folder.check_unchanged(recipe)
+            folder.check_data(recipe)
+        _name_others(settings.out, trainings, console)
     elif settings.overwrite:
         for training in started:
             shutil.rmtree(training.folder)
     elif started or any((settings.out / name).exists() for name in (STUDY, f"{LAYERS}/{BENCHMARKS[0]}")):
         raise existing_run_error(settings.out, "results", it="them")
+
+
+def _name_others(out: Path, trainings: Sequence[Training], console: Console) -> None:
+    """Say which trainings in the folder are not among these, and so not in the results."""
+    chosen = {training.folder.name for training in trainings}
+    others = sorted(file.parent.name for file in out.glob(f"*-seed*/{RECIPE}"))
+    others = [name for name in others if name not in chosen]
+    if others:
+        line = f"Kept in {out}, but not chosen by --blocks and --seeds: {shortened(others)}."
+        console.print(escape(line), highlight=False, soft_wrap=True)
 
 
 def _network_costs(trainings: Sequence[Training], *, timed: bool) -> dict[str, Costs]:

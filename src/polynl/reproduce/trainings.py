@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import signal
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from polynl.errors import RunStoppedError
-from polynl.results.study import Training
+from polynl.files import read_json
+from polynl.results.study import METRICS_WRONG, Training, damage_named, epoch_rows
 from polynl.tasks.outcomes import OUTCOMES
 from polynl.tasks.registry import task_class
 from polynl.train.config import Recipe
@@ -34,7 +34,11 @@ def recipe_in(training: Training) -> Recipe:
 def with_rows(training: Training) -> Training:
     """The training with the scores of the epochs in its folder."""
     path = training.folder / f"{METRICS}.json"
-    return replace(training, rows=json.loads(path.read_text("utf-8")) if path.exists() else [])
+    if not path.exists():
+        return replace(training, rows=[])
+    content = read_json(path)
+    with damage_named(path, METRICS_WRONG, "; delete the folder to train again"):
+        return replace(training, rows=epoch_rows(content))
 
 
 @dataclass(frozen=True)
@@ -169,9 +173,9 @@ def _show(running: Iterable[_Running], progress: Progress, *, seconds: float) ->
                 del listening[run.news]
                 continue
             if item.failure is not None:
-                raise RunStoppedError(
-                    f"{item.failure}\nThe other trainings are kept; continue them with --resume."
-                )
+                others = any(task.completed for task in progress.tasks if task.id != run.bar)
+                kept = "\nThe other trainings are kept; continue them with --resume." if others else ""
+                raise RunStoppedError(f"{item.failure}{kept}")
             progress.start_task(run.bar)
             progress.update(run.bar, completed=item.done, total=item.steps, text=item.text)
         seconds = 0

@@ -27,17 +27,21 @@ def block_columns(rows: Sequence[Mapping[str, Any]], figure: str) -> dict[str, s
     return {name.removesuffix(ending): name for name in names}
 
 
-def idle_blocks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A sentence about every block whose share stayed below a thousandth."""
-    found = []
+def idle_blocks(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The largest share of every block whose share stayed below a thousandth."""
+    found = {}
     for block, column in block_columns(rows, "share").items():
         shares = [row[column] for row in rows if isinstance(row.get(column), int | float)]
-        shares = [share for share in shares if math.isfinite(share)]
-        largest = max(shares, default=IDLE)
+        largest = max(filter(math.isfinite, shares), default=IDLE)
         if largest < IDLE:
-            found.append(
-                f"The block at {block} hardly does anything: its branch is at most {largest:.1g} of its "
-                "output. A higher optimizer.block_lr_scale, a longer training or the block's option "
-                "init=random lets it learn more."
-            )
+            found[block] = largest
     return found
+
+
+def idle_sentence(block: str, largest: float) -> str:
+    """That a block does nothing, and what to do."""
+    return (
+        f"The block at {block} hardly does anything: its branch is at most {largest:.1g} of its output. A "
+        "higher optimizer.block_lr_scale, a longer training or the block's option init=random lets it learn "
+        "more."
+    )

@@ -127,6 +127,10 @@ class Training:
         ]
 
 
+# What is said of a metrics file in which `epoch_rows` fails.
+METRICS_WRONG = "does not have the rows that `polynl train` writes"
+
+
 def epoch_rows(rows: Any) -> list[dict[str, Any]]:
     """The rows of a metrics file, checked: each has its epoch and the seconds that it took."""
     if not isinstance(rows, list):

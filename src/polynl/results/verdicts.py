@@ -6,11 +6,12 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
 from polynl.errors import shortened
-from polynl.results.block_figures import idle_blocks
+from polynl.results.block_figures import idle_blocks, idle_sentence
 from polynl.results.evidence import REPLICATES, Evidence
 from polynl.results.formats import NOT_MEASURED, Interval, plural, points, signed
 from polynl.results.study import Study, Variant
 from polynl.results.tables import Columns, Row, Table
+from polynl.tasks.outcomes import OUTCOMES
 
 
 def evidence_tables(study: Study) -> list[Table]:
@@ -125,7 +126,7 @@ def _caveat(study: Study, labels: Iterable[str]) -> str:
 
 def verdicts(study: Study) -> list[str]:
     """Which differences are beyond chance, how that was found out, and which blocks do nothing."""
-    return [*_unfinished(study), *_sentences(study), *_idle(study)]
+    return [*_unfinished(study), *_without_outcomes(study), *_sentences(study), *_idle(study)]
 
 
 def _unfinished(study: Study) -> Iterator[str]:
@@ -137,6 +138,22 @@ def _unfinished(study: Study) -> Iterator[str]:
     ]
     if found:
         yield f"Not finished, but counted in the means: {', '.join(found)}."
+
+
+def _without_outcomes(study: Study) -> Iterator[str]:
+    if study.evidence is None:
+        return
+    found = [
+        f"{variant.label} with seed {training.seed}"
+        for variant in study.variants
+        for training in variant.trainings
+        if training.finished and training.seed not in variant.outcomes()
+    ]
+    if found:
+        yield (
+            f"Without {OUTCOMES}, and so in the scores but not in the intervals: {', '.join(found)}. "
+            "`polynl reproduce --resume` writes it again for its own trainings."
+        )
 
 
 def _sentences(study: Study) -> Iterator[str]:
@@ -191,10 +208,14 @@ def _sorted_by_chance(found: Sequence[tuple[str, Interval]]) -> str:
 
 
 def _idle(study: Study) -> Iterator[str]:
-    """Sentences about blocks that did nothing in any training."""
+    """Sentences about blocks that did nothing, and in which trainings."""
     for variant in study.variants:
-        lines = [idle_blocks(training.rows) for training in variant.trainings]
-        if all(lines):
-            yield from (
-                f"{variant.label}, with seed {variant.trainings[0].seed}: {line}" for line in lines[0]
-            )
+        every = [training.seed for training in variant.trainings]
+        shares: dict[str, dict[int, float]] = {}
+        for training in variant.trainings:
+            for block, largest in idle_blocks(training.rows).items():
+                shares.setdefault(block, {})[training.seed] = largest
+        for block, by_seed in shares.items():
+            seeds = ", ".join(map(str, by_seed))
+            where = f"seed {seeds}" if len(every) == 1 else f"{len(by_seed)} of {len(every)} seeds ({seeds})"
+            yield f"{variant.label}, with {where}: {idle_sentence(block, max(by_seed.values()))}"

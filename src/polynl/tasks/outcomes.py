@@ -67,8 +67,8 @@ class Outcomes:
             raise SettingsError(f"{path} cannot be read: {error.strerror or error}.") from None
         except UNREADABLE:
             raise SettingsError(
-                f"{path} is not a file of outcomes, or is damaged. Without it, `polynl compare` scores the "
-                "last weights of the run."
+                f"{path} is not a file of outcomes, or is damaged. Delete it: `polynl compare` and `polynl "
+                "reproduce --resume` then score the last weights of the run."
             ) from None
         return found
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from polynl.errors import RunStoppedError, SettingsError
 from polynl.models.about import ENTRY, About
-from polynl.results.block_figures import idle_blocks
+from polynl.results.block_figures import idle_blocks, idle_sentence
 from polynl.results.formats import digits
 from polynl.tasks.base import Batch, Task
 from polynl.tasks.outcomes import OUTCOMES
@@ -104,7 +104,8 @@ class Trainer:
         self._steps = len(self._data) // self._batch
         if self._steps == 0:
             raise SettingsError(
-                f"batch: a step needs {self._batch} images, but there are only {len(self._data)}."
+                f"batch: a step needs {self._batch} images, but there are only {len(self._data)}: set "
+                "--batch to that number or a smaller one."
             )
         torch.manual_seed(hash_seed(recipe.seed))
         self._model = to_device(task.model(), recipe, processes.device)
@@ -179,8 +180,8 @@ class Trainer:
         finally:
             self._display.end()
         self._display.show(summary(self._rows, self._task.best_by))
-        for line in idle_blocks(self._rows):
-            self._display.say(line)
+        for block, largest in idle_blocks(self._rows).items():
+            self._display.say(idle_sentence(block, largest))
         self._display.say(f"The run is in {self._folder.path}.")
         return self._rows
 

@@ -180,6 +180,12 @@ class RunFolder:
             lines = [f"{key}: {old} → {new}" for key, (old, new) in changed.items()]
             raise changed_run_error(self.path, "another recipe", lines)
 
+    def check_data(self, recipe: Recipe) -> None:
+        """Raise a SettingsError if the run here was started with a data folder of another name."""
+        old, new = (getattr(one.data, "root", None) for one in (load_recipe(self.path / RECIPE), recipe))
+        if old is not None and new is not None and old.resolve().name != new.resolve().name:
+            raise changed_run_error(self.path, "other data", [f"data.root: {old} → {new}"])
+
     def _clear(self, *, half_written: bool = False) -> None:
         """Delete the run, if there is one, or only the temporary files of a killed process."""
         if not (self._exists or (self.path / RECIPE).exists()):
