@@ -97,6 +97,13 @@ def test_a_difference_beyond_chance_names_the_better_one(
         assert f"{better} is better on images like these: Top-1 differs by" in said
 
 
+def test_the_best_epoch_is_not_compared_with_the_last_unsaid(runs: list[Path], compare: Run) -> None:
+    one, two = (run / "best.safetensors" for run in runs)
+    said = f"{two} is of the epoch that scored best, which flatters it"
+    assert said in compare(runs[0], two)[1]
+    assert "flatters" not in compare(one, two)[1]
+
+
 def test_what_else_the_trainings_differ_in_is_said(runs: list[Path], tmp_path: Path, compare: Run) -> None:
     _, said = compare(*runs)
     assert "not trained alike" not in said, "only the block differs"

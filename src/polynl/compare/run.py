@@ -17,6 +17,7 @@ from polynl.results.formats import Interval, plural, signed
 from polynl.results.tables import Table, as_rich
 from polynl.tasks.base import Task
 from polynl.tasks.registry import task_class
+from polynl.train.checkpoint import BEST, BEST_WEIGHTS
 from polynl.train.outcomes import Scored, find_outcomes, trained_recipe
 from polynl.train.run_folder import unequal_training
 
@@ -73,6 +74,12 @@ def run_compare(
     console.print(as_rich(Table.flat(title, ["", "A", "B", "B − A"], rows), console.width))
     chosen = next(c for c in compared if c.score == task.best_by)
     lines = _verdict(chosen, names, task.scores[task.best_by], evidence.too_few)
+    best = [path for path in (first, second) if path.name in (BEST, BEST_WEIGHTS)]
+    if len(best) == 1:
+        lines.append(
+            f"{best[0]} is of the epoch that scored best, which flatters it if the images were the same: "
+            "compare best with best, or last with last."
+        )
     if unequal := unequal_training(runs[0].recipe, runs[1].recipe):
         lines.append(
             f"They were not trained alike, so not only blocks make the difference: {shortened(unequal)}."
