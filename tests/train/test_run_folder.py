@@ -321,7 +321,7 @@ def test_a_start_that_failed_needs_no_overwrite(tmp_path: Path, capsys: Any) -> 
     words = ["train", TINY, "--out", tmp_path / "out", "--epochs", "1"]
     code, _, err = run(capsys, *words, "--batch", "30")
     assert code == 2
-    assert "batch: a step needs 30 images, but there are only 20." in err
+    assert "batch: a step needs 30 images, but there are only 20: set --batch to" in err
     code, _, err = run(capsys, *words)
     assert (code, err) == (0, "")
 

@@ -85,6 +85,23 @@ def test_a_signal_that_is_passed_on_counts_once_and_a_later_one_ends_the_process
             signal.raise_signal(signal.SIGINT)
 
 
+def test_a_process_of_torchrun_that_is_ending_is_not_stopped_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first to end makes torchrun stop the others, which have stopped their training already."""
+    with contextlib.ExitStack() as restored:
+        for number in processes.SIGNALS:
+            restored.enter_context(handled(number, signal.default_int_handler))
+        with StopRequest():
+            pass
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a run")
+        with StopRequest():
+            pass
+        signal.raise_signal(signal.SIGTERM)
+
+
 def test_what_was_to_be_ignored_stays_ignored() -> None:
     with handled(signal.SIGHUP, signal.SIG_IGN):  # as `nohup` does
         with StopRequest() as interrupted:

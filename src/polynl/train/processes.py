@@ -298,7 +298,8 @@ class StopRequest:
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            # torchrun stops all processes when the first ends: the others are about to end by themselves.
+            signal.signal(number, handler if self._parent is None else signal.SIG_IGN)
 
 
 def ignore_signals() -> None:
