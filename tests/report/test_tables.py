@@ -249,6 +249,14 @@ def test_a_narrow_terminal_shows_every_digit(width: int) -> None:
     assert ("11.9 M (1.02)" in said) == (width == 120), "it stays on one line where there is room"
 
 
+def test_labels_keep_their_words_next_to_many_short_cells() -> None:
+    row = ["Convolution (residual=True)", "2", "52.2 (23.5 to 79.9)", *["+3.9 (−17.0 to +24.6)"] * 2]
+    console = Console(width=80, file=io.StringIO(), record=True)
+    headings = ["", "seeds", "mean", "minus no block", "minus Poly-NL"]
+    console.print(as_rich(Table.flat("", headings, [row]), console.width))
+    assert {"Convolution", "(residual=True)"} <= set(console.export_text().split())
+
+
 def test_a_narrow_terminal_shows_the_labels_and_all_figures_of_a_wide_table() -> None:
     results = networks()
     results.methods["poly_nl@res4"]["label"] = "Poly-NL, with a long name at res4"

@@ -102,9 +102,11 @@ def as_rich(table: Table, width: int) -> RichTable:
     columns = list(zip(*lines, strict=True))
     longest = [max(map(len, cells)) for cells in columns]
     # Short cells stay on one line, so that a narrow terminal wraps the labels instead. Where even that does
-    # not fit, rich would cut digits off.
+    # not fit, rich would cut digits off, or break words.
     short = [length <= SHORT for length in longest]
-    if sum(length for length in longest if length <= SHORT) + 2 * len(columns) > width:
+    words = [max(len(word) for cell in cells for word in [*cell.split(), ""]) for cells in columns]
+    least = [length if fits else word for length, fits, word in zip(longest, short, words, strict=True)]
+    if sum(least) + 2 * len(columns) > width:
         short = [False] * len(columns)
     for number, cells in enumerate(columns):
         align: Literal["left", "right"] = "left" if number == 0 else "right"
