@@ -141,13 +141,14 @@ def _unfinished(study: Study) -> Iterator[str]:
 
 
 def _without_outcomes(study: Study) -> Iterator[str]:
-    if study.evidence is None:
+    evidence = study.evidence
+    if evidence is None:
         return
     found = [
         f"{variant.label} with seed {training.seed}"
         for variant in study.variants
         for training in variant.trainings
-        if training.finished and training.seed not in variant.outcomes()
+        if training.finished and training.seed not in evidence.common_seeds(variant.label, variant.label)
     ]
     if found:
         yield (
